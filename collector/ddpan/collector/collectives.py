@@ -1,0 +1,84 @@
+"""Recording collectives: one slot each, written at launch, completed at the end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+from .clock import now_ns
+from .schema import NONE16, NONE32, OPS
+from .segments import COLLECTIVE, COLLECTIVE_END, INT64, Slot, Spool
+
+__all__ = ["OP_CODES", "Collectives"]
+
+OP_CODES: Final = {name: code for code, name in enumerate(OPS)}
+
+_pack = COLLECTIVE.pack_into
+_pack_time = INT64.pack_into
+
+
+class Collectives:
+    """Counts and records the collectives of each process group.
+
+    Args:
+        spool: where the records go.
+    """
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._next_seq: dict[int, Callable[[], int]] = {}
+
+    def add_group(self, group: int) -> None:
+        """Begin to count for a group."""
+        self._next_seq.setdefault(group, itertools.count().__next__)
+
+    def launch(  # noqa: PLR0917 - keywords cost time on the hot path
+        self,
+        group: int,
+        op: int,
+        size_bytes: int,
+        launch_ns: int,
+        module: int = NONE16,
+        step: int = NONE32,
+        bucket: int = NONE16,
+        layout: int = NONE16,
+    ) -> Slot | None:
+        """Record the launch of a collective.
+
+        The position in the group's order is counted even where the record is dropped, so that ranks still join.
+
+        Returns:
+            where the record lies, or None if it was dropped.
+        """
+        seq = self._next_seq[group]()
+        slot = self._spool.reserve_collective()
+        if slot is not None:
+            segment, offset = slot
+            _pack(
+                segment.map, offset,
+                seq, size_bytes, 0, launch_ns, 0, 0, step, group, module, bucket, layout, op, 0, 0, 1,
+            )  # fmt: skip
+        return slot
+
+    def end(self, slot: Slot, end_ns: int) -> None:
+        """Record the end of a collective."""
+        segment, offset = slot
+        if segment.converted:
+            self._spool.count("late_ends")
+            return
+        _pack_time(segment.map, offset + COLLECTIVE_END, end_ns)
+
+    def ender(self, slot: Slot) -> Callable[[object], None]:
+        """A callback for a future: records the end when it is called, whatever the argument."""
+        segment, offset = slot
+        place = offset + COLLECTIVE_END
+        count = self._spool.count
+
+        def ended(_future: object) -> None:
+            if segment.converted:
+                count("late_ends")
+            else:
+                _pack_time(segment.map, place, now_ns())
+
+        return ended

@@ -1,0 +1,212 @@
+"""Following each DDP module through forward, backward and optimizer: one step row per forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from .clock import now_ns
+from .layouts import Layout, read_layout
+from .segments import COLLECTIVE_READY, INT64, STEP, STEP_FIELDS, Segment, Slot, Spool
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["ModuleState", "StepRecorder"]
+
+_pack = STEP.pack_into
+_pack_time = INT64.pack_into
+_FORWARD_END: Final = STEP_FIELDS["forward_end_ns"]
+_COMPUTE_END: Final = STEP_FIELDS["compute_end_ns"]
+_BACKWARD_END: Final = STEP_FIELDS["backward_end_ns"]
+_OPTIMIZER_START: Final = STEP_FIELDS["optimizer_start_ns"]
+_OPTIMIZER_END: Final = STEP_FIELDS["optimizer_end_ns"]
+
+
+@dataclass(eq=False)
+class ModuleState:
+    """Where one DDP module is in its step.
+
+    Attributes:
+        number: the module's number in the log.
+        group: number of its process group.
+        names: names of the reduced parameters, in the reducer's order.
+        step: number of the current step.
+        micro_batch: position of the current forward within the step.
+        row: the current forward's record, None before the first forward or where it was dropped.
+        forward_end_ns: end of the current forward, 0 while it runs.
+        armed: a backward that reduces is due: its next launches are this module's buckets.
+        next_bucket: index of the bucket to be launched next.
+        following: whether the engine was asked to tell the end of this backward.
+        launched_bytes: bytes of the buckets launched in this backward.
+        slots: records of the buckets launched in this backward, by index.
+        reduced_bytes: bytes of all reduced parameters.
+        layout: the reducer's present layout, None until it is known.
+        layouts: every layout so far.
+        addresses: index of a bucket by the address of its buffer, in the present layout.
+    """
+
+    number: int
+    group: int
+    names: list[str]
+    reduced_bytes: int
+    step: int = 0
+    micro_batch: int = 0
+    started: bool = False
+    finished: bool = False
+    row: Slot | None = None
+    forward_end_ns: int = 0
+    armed: bool = False
+    next_bucket: int = 0
+    launched_bytes: int = 0
+    following: bool = False
+    slots: list[Slot | None] = field(default_factory=list)
+    layout: Layout | None = None
+    layouts: list[Layout] = field(default_factory=list)
+    addresses: dict[int, int] = field(default_factory=dict)
+    ready_of_buckets: list[Any] = field(default_factory=list)
+
+    def expects(self, size_bytes: int) -> bool:
+        """Whether the next bucket can have this size."""
+        if self.layout is None:
+            return False
+        if not self.layout.sizes_bytes:
+            return self.launched_bytes + size_bytes <= self.reduced_bytes
+        return self.layout.sizes_bytes[self.next_bucket : self.next_bucket + 1] == (size_bytes,)
+
+    def launched(self, slot: Slot | None, index: int, size_bytes: int) -> None:
+        """A bucket was launched."""
+        self.slots.append(slot)
+        self.next_bucket = index + 1
+        self.launched_bytes += size_bytes
+
+    @property
+    def all_launched(self) -> bool:
+        """Whether the last bucket of this backward was launched."""
+        if self.layout is not None and self.layout.sizes_bytes:
+            return self.next_bucket >= len(self.layout.sizes_bytes)
+        return self.launched_bytes >= self.reduced_bytes
+
+    def adopt(self, layout: Layout) -> None:
+        """Take over a new layout."""
+        self.layout = layout
+        self.addresses.clear()
+        if layout.sizes_bytes:
+            self.layouts.append(layout)
+        self.ready_of_buckets = [itemgetter(*indices) for indices in layout.parameters]
+
+
+class StepRecorder:
+    """Writes the step rows of one process.
+
+    Args:
+        spool: where the records go.
+    """
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self.modules: list[ModuleState] = []
+        self.data_wait_ns = 0
+
+    def add(self, *, group: int, names: list[str], reduced_bytes: int) -> ModuleState:
+        """Number a new module."""
+        state = ModuleState(number=len(self.modules), group=group, names=names, reduced_bytes=reduced_bytes)
+        self.modules.append(state)
+        return state
+
+    def begin_forward(self, state: ModuleState, *, synced: bool) -> None:
+        """A forward with gradients enabled begins."""
+        start_ns = now_ns()
+        if state.finished:
+            state.step += 1
+            state.micro_batch = 0
+            state.finished = False
+        elif state.started:
+            state.micro_batch += 1
+        state.started = True
+        state.forward_end_ns = 0
+        wait_ns, self.data_wait_ns = self.data_wait_ns, 0
+        state.row = self._spool.reserve_step()
+        if state.row is not None:
+            segment, offset = state.row
+            _pack(
+                segment.map, offset,
+                wait_ns, start_ns, 0, 0, 0, 0, 0, state.step, state.number, state.micro_batch, 0, 0, synced, 1,
+            )  # fmt: skip
+
+    def end_forward(self, state: ModuleState, *, synced: bool) -> None:
+        """The module's forward is over; if ``synced``, its backward will reduce gradients."""
+        end_ns = now_ns()
+        state.forward_end_ns = end_ns
+        self._set(state, _FORWARD_END, end_ns)
+        if synced:
+            state.armed = True
+            state.next_bucket = 0
+            state.launched_bytes = 0
+            state.following = False
+            state.slots.clear()
+
+    def refresh_layout(self, state: ModuleState, ddp: DistributedDataParallel) -> bool:
+        """Ask for the layout if it may have changed; true if it did."""
+        rebuilt = bool(getattr(ddp, "_has_rebuilt_buckets", False))
+        known = state.layout
+        if known is not None and known.number == int(rebuilt) and known.sizes_bytes:
+            return False
+        layout = read_layout(ddp, rebuilt=rebuilt)
+        if layout is not None:
+            state.adopt(layout)
+            return True
+        if rebuilt and (known is None or known.number == 0):
+            state.adopt(Layout(number=1, sizes_bytes=()))
+        return False
+
+    def end_compute(self, state: ModuleState) -> None:
+        """All gradients of the backward are ready."""
+        self._set(state, _COMPUTE_END, now_ns())
+
+    def end_backward(self, state: ModuleState, ddp: DistributedDataParallel) -> None:
+        """All buckets are reduced and copied back: the step's backward is over."""
+        self._set(state, _BACKWARD_END, now_ns())
+        state.armed = False
+        state.finished = True
+        if state.ready_of_buckets:
+            self._fill_ready(state, ddp)
+
+    def optimizer(self, state: ModuleState, start_ns: int, end_ns: int) -> None:
+        """An optimizer stepped that holds parameters of the module; several in one step count from first to last."""
+        if state.row is None or not state.finished:
+            return
+        segment, offset = state.row
+        if INT64.unpack_from(segment.map, offset + _OPTIMIZER_START)[0] == 0:
+            self._set(state, _OPTIMIZER_START, start_ns)
+        self._set(state, _OPTIMIZER_END, end_ns)
+
+    def rows_closed(self, segment: Segment) -> bool:
+        """Whether no module's current row lies in ``segment``."""
+        return all(state.row is None or state.row[0] is not segment for state in self.modules)
+
+    def _fill_ready(self, state: ModuleState, ddp: DistributedDataParallel) -> None:
+        """Write when each bucket's last gradient was ready, from the reducer's own record.
+
+        The reducer counts from its preparation for the backward, which is where the forward ends. It says zero for
+        what it has not seen, as in the first iteration of a static graph.
+        """
+        since_forward_ns = ddp.reducer.get_backward_stats()
+        for pick, slot in zip(state.ready_of_buckets, state.slots, strict=False):
+            if slot is None:
+                continue
+            ready = pick(since_forward_ns)
+            latest = max(ready) if isinstance(ready, tuple) else ready
+            if latest > 0:
+                segment, offset = slot
+                _pack_time(segment.map, offset + COLLECTIVE_READY, state.forward_end_ns + latest)
+
+    def _set(self, state: ModuleState, place: int, value_ns: int) -> None:
+        if state.row is None:
+            return
+        segment, offset = state.row
+        if segment.converted:
+            self._spool.count("late_ends")
+            return
+        _pack_time(segment.map, offset + place, value_ns)

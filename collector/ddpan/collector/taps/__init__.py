@@ -1,0 +1,64 @@
+"""Where the collector listens: one module per place in torch.
+
+To add a place, write a module with a function ``install(session, patches, …)`` and call it in `install_taps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from . import comm_hook, dataloader, ddp, functions, group_hooks, groups, optimizer
+from .patching import Patches
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from ..session import Session
+
+__all__ = ["Taps", "install_taps", "tap_name"]
+
+
+def tap_name() -> str:
+    """How collectives are seen: by the process group's hooks (torch >= 2.14), else by the communication hook."""
+    return "process_group_hooks" if group_hooks.available() else "comm_hook"
+
+
+class Taps:
+    """All installed taps."""
+
+    def __init__(self, session: Session) -> None:
+        self._patches = Patches()
+        self._undo: list[Callable[[], None]] = []
+        self._modules = ddp.Modules(session)
+        self._group_hooks = group_hooks.GroupHooks(session, self._modules) if group_hooks.available() else None
+        groups.install(session, self._patches)
+        ddp.install(session, self._modules, self._patches)
+        comm_hook.install(session, self._modules, self._patches, own=self._group_hooks is None)
+        dataloader.install(session, self._patches)
+        self._undo.append(optimizer.install(session, self._modules))
+        if self._group_hooks is None:
+            functions.install(session, self._patches)
+
+    def listen_to(self, group: ProcessGroup) -> None:
+        """Listen to a process group."""
+        if self._group_hooks is not None:
+            self._group_hooks.attach(group)
+
+    def forget(self) -> None:
+        """The recording ends: forget modules and groups of it."""
+        self._modules.forget()
+        if self._group_hooks is not None:
+            self._group_hooks.detach_all()
+
+    def remove(self) -> None:
+        """Take every tap out."""
+        self.forget()
+        for undo in self._undo:
+            undo()
+        self._patches.restore()
+
+
+def install_taps(session: Session) -> Taps:
+    """Put every tap in place that this torch allows."""
+    return Taps(session)

@@ -1,0 +1,289 @@
+"""The communication hook of DDP: the tap before torch 2.14, and on any torch the user's own hook, wrapped.
+
+Without a hook the reducer scales each gradient by 1/world while it copies it into the bucket, or, where the gradient
+is a view of the bucket already, divides it in place; with a hook it copies and leaves the scaling to the hook. The hook
+installed here repeats that arithmetic to the bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import GradBucket, _register_comm_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
+
+from ..clock import now_ns
+from ..collectives import OP_CODES
+from .patching import Patches
+
+if TYPE_CHECKING:
+    from ..segments import Slot
+    from ..session import Session
+    from .ddp import Modules
+
+__all__ = ["install"]
+
+
+class BucketHook:
+    """What is installed on one reducer.
+
+    Attributes:
+        user: the user's state and hook, None where the default arithmetic is repeated.
+    """
+
+    def __init__(self, session: Session, modules: Modules, ddp: DistributedDataParallel) -> None:
+        self._session = session
+        self._modules = modules
+        self._ddp = ddp
+        self.user: tuple[Any, Callable[..., Any]] | None = None
+        self._group = ddp.process_group
+        self.scale = Scale(ddp)
+
+    def __call__(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Run the user's hook, or the default reduction, and record it."""
+        return self._reduce(bucket) if self.user is None else self.record_users(bucket, *self.user)
+
+    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        self.scale(buffer, bucket)
+        slot = self._launch(bucket, buffer.nbytes)
+        future = self._group.allreduce([buffer]).get_future()
+        recording = self._session.recording
+        if slot is None or recording is None:
+            return future.then(_first)
+        ended = recording.collectives.ender(slot)
+
+        def finish(done: torch.futures.Future[Any]) -> torch.Tensor:
+            ended(done)
+            tensor: torch.Tensor = done.value()[0]
+            return tensor
+
+        return future.then(finish)
+
+    def record_users(
+        self, bucket: GradBucket, state: Any, hook: Callable[..., Any]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Run the user's hook; the bucket ends when the hook's future does."""
+        slot = self._launch(bucket, bucket.buffer().nbytes)
+        # What the hook issues is the bucket's own communication, recorded as a whole here.
+        self._session.inside += 1
+        try:
+            future: torch.futures.Future[torch.Tensor] = hook(state, bucket)
+        finally:
+            self._session.inside -= 1
+        recording = self._session.recording
+        if slot is not None and recording is not None:
+            future.add_done_callback(recording.collectives.ender(slot))
+        return future
+
+    def announce_users(
+        self, bucket: GradBucket, state: Any, hook: Callable[..., Any]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Run the user's hook; the first collective that it issues is recorded as the bucket's."""
+        followed = self._modules.get(self._ddp)
+        if followed is not None and followed.armed:
+            self._modules.in_hook = (followed, bucket.index())
+            if bucket.is_last():
+                self._modules.follow_backward(followed)
+        try:
+            future: torch.futures.Future[torch.Tensor] = hook(state, bucket)
+        finally:
+            self._modules.in_hook = None
+        return future
+
+    def _launch(self, bucket: GradBucket, size_bytes: int) -> Slot | None:
+        try:
+            recording, state = self._session.recording, self._modules.get(self._ddp)
+            if recording is None or state is None or not state.armed:
+                return None
+            slot = self._modules.launch(
+                state,
+                recording,
+                index=bucket.index(),
+                op=OP_CODES["all_reduce"],
+                size_bytes=size_bytes,
+                launch_ns=now_ns(),
+            )
+            if bucket.is_last():
+                self._modules.follow_backward(state)
+        except Exception as error:
+            self._session.failed(error)
+            return None
+        return slot
+
+
+def _first(done: torch.futures.Future[Any]) -> torch.Tensor:
+    tensor: torch.Tensor = done.value()[0]
+    return tensor
+
+
+class Scale:
+    """Scales a bucket the way the reducer would have without a hook.
+
+    Multiplication by 1/world and division by world differ in the last bit unless world is a power of two. The reducer
+    divides where a gradient was a view of the bucket before this backward, which can only be where
+    ``gradient_as_bucket_view`` is set and gradients are kept, and multiplies elsewhere.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._world = ddp.process_group.size()
+        self._inverse = 1.0 / self._world
+        power_of_two = self._world & (self._world - 1) == 0
+        self._must_look = bool(ddp.gradient_as_bucket_view) and not power_of_two
+        self._flat_division = bool(getattr(ddp, "batched_grad_copy", False))
+        self._buffers: set[int] = set()
+        self._views: set[int] = set()
+
+    @property
+    def must_look(self) -> bool:
+        """Whether `look` is needed before each backward."""
+        return self._must_look
+
+    def look(self, ddp: DistributedDataParallel) -> None:
+        """Note which gradients are views of a bucket now, before the backward touches them."""
+        self._views = {
+            id(p)
+            for p in ddp.module.parameters()
+            if p.grad is not None and p.grad.untyped_storage().data_ptr() in self._buffers
+        }
+
+    def __call__(self, buffer: torch.Tensor, bucket: GradBucket) -> None:
+        """Scale the bucket in place."""
+        if self._flat_division:
+            buffer.div_(self._world)
+        elif not self._must_look:
+            buffer.mul_(self._inverse)
+        else:
+            self._by_gradient(buffer, bucket)
+
+    def _by_gradient(self, buffer: torch.Tensor, bucket: GradBucket) -> None:
+        parameters = bucket.parameters()
+        if bucket.index() == 0 and not self._views:
+            self._buffers = set()
+        self._buffers.add(buffer.untyped_storage().data_ptr())
+        views = [id(p) in self._views for p in parameters]
+        if not any(views):
+            buffer.mul_(self._inverse)
+        elif all(views):
+            buffer.div_(self._world)
+        else:
+            for gradient, is_view in zip(bucket.gradients(), views, strict=True):
+                gradient.div_(self._world) if is_view else gradient.mul_(self._inverse)
+
+
+class Hooks:
+    """The hooks of this process's modules, found by module."""
+
+    def __init__(self, session: Session, modules: Modules) -> None:
+        self._session = session
+        self._modules = modules
+        self._hooks: dict[int, BucketHook] = {}
+
+    def get(self, ddp: DistributedDataParallel) -> BucketHook | None:
+        """The hook that was installed on ``ddp`` here, if any."""
+        return self._hooks.get(id(ddp))
+
+    def put(self, ddp: DistributedDataParallel) -> None:
+        """Install a hook that repeats the default arithmetic, unless DDP is used in a way that forbids one."""
+        if self._session.recording is None or id(ddp) in self._hooks or not torch.is_grad_enabled():
+            return
+        if not _may_install(ddp):
+            return
+        self._hooks[id(ddp)] = mine = BucketHook(self._session, self._modules, ddp)
+        weakref.finalize(ddp, self._hooks.pop, id(ddp), None)
+
+        def ddpan_bucket_hook(_state: object, bucket: Any) -> Any:
+            return mine(bucket)
+
+        _register_comm_hook(ddp.reducer, None, ddpan_bucket_hook)
+
+    def look(self, ddp: DistributedDataParallel, output: Any) -> None:
+        """Have the gradients looked at when the backward of ``output`` begins, where the arithmetic depends on them."""
+        mine = self._hooks.get(id(ddp))
+        if mine is None or not mine.scale.must_look or not ddp.require_backward_grad_sync:
+            return
+        looked = [False]
+
+        def look(_gradient: object) -> None:
+            if not looked[0]:
+                looked[0] = True
+                mine.scale.look(ddp)
+
+        for tensor in _find_tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._session.guard(look))
+
+    def observed(self, ddp: DistributedDataParallel, hook: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
+        """The user's hook, recorded: as a whole, or by telling the group's hooks which bucket it works on."""
+        mine = BucketHook(self._session, self._modules, ddp)
+
+        def observed(state: Any, bucket: Any) -> Any:
+            return mine.record_users(bucket, state, hook) if whole else mine.announce_users(bucket, state, hook)
+
+        observed.__name__, observed.__qualname__ = hook.__name__, hook.__qualname__
+        return observed
+
+
+def install(session: Session, modules: Modules, patches: Patches, *, own: bool) -> None:
+    """Wrap the registration of hooks, and with ``own`` put a hook on every module that has none."""
+    hooks = Hooks(session, modules)
+    patches.replace(
+        DistributedDataParallel, "register_comm_hook", lambda original: _registering(modules, hooks, original, own=own)
+    )
+    if own:
+        patches.replace(
+            DistributedDataParallel, "_pre_forward", lambda original: _installing(original, session.guard(hooks.put))
+        )
+        patches.replace(
+            DistributedDataParallel, "_post_forward", lambda original: _looking(original, session.guard(hooks.look))
+        )
+
+
+def _may_install(ddp: DistributedDataParallel) -> bool:
+    """Whether the reducer has room for a hook, and a hook could know the arithmetic."""
+    if ddp.logger is None or ddp.mixed_precision is not None or ddp._use_python_reducer or ddp._comm_hooks:
+        return False
+    if ddp._get_ddp_logging_data().get("comm_hook"):
+        return False
+    return not any(hasattr(p, "_in_backward_optimizers") for p in ddp.module.parameters())
+
+
+def _registering(modules: Modules, hooks: Hooks, original: Callable[..., Any], *, own: bool) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def register_comm_hook(self: Any, state: object, hook: Callable[..., Any]) -> None:
+        self._check_comm_hook(hook)
+        modules.user_hooks[id(self)] = hook.__qualname__
+        mine = hooks.get(self)
+        if mine is None or mine.user is not None:
+            original(self, state, hooks.observed(self, hook, whole=own))
+            return
+        # The reducer takes one hook only, and it has ours: ours hands over to the user's from now on.
+        self.logger._set_comm_hook_name(hook.__qualname__)
+        self._comm_hooks.append((hook, state))
+        mine.user = (state, hook)
+
+    return register_comm_hook
+
+
+def _installing(original: Callable[..., Any], put: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        put(self)
+        return original(self, *inputs, **kwargs)
+
+    return _pre_forward
+
+
+def _looking(original: Callable[..., Any], look: Callable[[Any, Any], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _post_forward(self: Any, output: Any) -> Any:
+        result = original(self, output)
+        look(self, result)
+        return result
+
+    return _post_forward

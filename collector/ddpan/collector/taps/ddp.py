@@ -1,0 +1,195 @@
+"""DistributedDataParallel: the beginning and end of its forward, and the end of its backward."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ..layouts import describe_module, reduced_parameters
+from ..schema import NONE16
+from ..segments import Slot
+from ..steps import ModuleState
+from .patching import Patches
+
+if TYPE_CHECKING:
+    from ..recording import Recording
+    from ..session import Session
+
+__all__ = ["Modules", "install"]
+
+
+class Modules:
+    """The DDP modules of this process, known from their first forward on.
+
+    Attributes:
+        armed: modules whose backward is due, in the order of their forwards.
+        in_hook: the bucket whose hook, the user's, is running: its next collective belongs to that bucket.
+        user_hooks: names of the hooks that users registered, by id of the module.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._states: dict[int, ModuleState] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._by_parameter: dict[int, ModuleState] = {}
+        self._by_optimizer: dict[int, list[ModuleState]] = {}
+        self.user_hooks: dict[int, str] = {}
+        self.armed: list[ModuleState] = []
+        self.in_hook: tuple[ModuleState, int] | None = None
+
+    def forget(self) -> None:
+        """Forget all modules: their numbers belong to a recording."""
+        self._states.clear()
+        self._alive.clear()
+        self._by_parameter.clear()
+        self._by_optimizer.clear()
+        self.armed.clear()
+
+    def get(self, ddp: DistributedDataParallel) -> ModuleState | None:
+        """The state of a module that has had a forward, else None."""
+        return self._states.get(id(ddp))
+
+    def state(self, ddp: DistributedDataParallel, recording: Recording) -> ModuleState:
+        """The state of a module, which is numbered on its first forward."""
+        known = self._states.get(id(ddp))
+        return self._add(ddp, recording) if known is None else known
+
+    def of_optimizer(self, optimizer: torch.optim.Optimizer) -> list[ModuleState]:
+        """The modules that hold parameters of the optimizer."""
+        known = self._by_optimizer.get(id(optimizer))
+        if known is not None:
+            return known
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        found = {id(s): s for p in parameters if (s := self._by_parameter.get(id(p))) is not None}
+        states = list(found.values())
+        if states:
+            self._by_optimizer[id(optimizer)] = states
+            weakref.finalize(optimizer, self._by_optimizer.pop, id(optimizer), None)
+        return states
+
+    def launch(
+        self, state: ModuleState, recording: Recording, *, index: int, op: int, size_bytes: int, launch_ns: int
+    ) -> Slot | None:
+        """Record the launch of a bucket; with the last one, ask for the end of the backward."""
+        slot = recording.collectives.launch(
+            state.group,
+            op,
+            size_bytes,
+            launch_ns,
+            state.number,
+            state.step,
+            index,
+            NONE16 if state.layout is None else state.layout.number,
+        )
+        state.launched(slot, index, size_bytes)
+        return slot
+
+    def follow_backward(self, state: ModuleState) -> None:
+        """Have the autograd engine tell the end of compute and of the backward.
+
+        The engine runs callbacks in the order in which they were queued, when the graph is done. This is called while
+        the last bucket is launched, which is before the reducer queues its own: the first callback marks the end of
+        compute, then the reducer waits for the buckets, and the callback queued by the first marks the end of it all.
+        """
+        ref = self._alive.get(id(state))
+        ddp = None if ref is None else ref()
+        recording = self._session.recording
+        if ddp is None or recording is None or state.following or torch._C._current_graph_task_id() == -1:
+            return
+        state.following = True
+        engine = torch.autograd.Variable._execution_engine
+        steps = recording.steps
+        if state in self.armed:
+            self.armed.remove(state)
+
+        def end_backward() -> None:
+            steps.end_backward(state, ddp)
+
+        def end_compute() -> None:
+            steps.end_compute(state)
+            engine.queue_callback(self._session.guard(end_backward))
+
+        engine.queue_callback(self._session.guard(end_compute))
+
+    def _add(self, ddp: DistributedDataParallel, recording: Recording) -> ModuleState:
+        named = reduced_parameters(ddp)
+        group = self._session.group_number(ddp.process_group)
+        state = recording.steps.add(
+            group=group,
+            names=[name for name, _ in named],
+            reduced_bytes=sum(p.numel() * p.element_size() for _, p in named),
+        )
+        self._states[id(ddp)] = state
+        self._alive[id(state)] = weakref.ref(ddp)
+        for _, parameter in named:
+            self._by_parameter[id(parameter)] = state
+        weakref.finalize(ddp, self._states.pop, id(ddp), None)
+        recording.add_module(state.number, describe_module(ddp, group=group, comm_hook=self.user_hooks.get(id(ddp))))
+        return state
+
+
+def install(session: Session, modules: Modules, patches: Patches) -> None:
+    """Wrap what DDP does before and after the forward of the module it holds."""
+    before, after = _observers(session, modules)
+    patches.replace(
+        DistributedDataParallel, "_pre_forward", lambda original: _preceded(original, session.guard(before))
+    )
+    patches.replace(
+        DistributedDataParallel, "_post_forward", lambda original: _announced(original, session.guard(after))
+    )
+
+
+def _observers(
+    session: Session, modules: Modules
+) -> tuple[Callable[[DistributedDataParallel], None], Callable[[DistributedDataParallel], None]]:
+    def before(ddp: DistributedDataParallel) -> None:
+        recording = session.recording
+        if recording is None:
+            session.open()
+            recording = session.recording
+        if recording is None:
+            return
+        if not torch.is_grad_enabled():
+            # Waiting for an evaluation batch is no part of the next training step.
+            recording.steps.data_wait_ns = 0
+            return
+        recording.steps.begin_forward(modules.state(ddp, recording), synced=ddp.require_backward_grad_sync)
+
+    def after(ddp: DistributedDataParallel) -> None:
+        recording = session.recording
+        if recording is None or not torch.is_grad_enabled():
+            return
+        state = modules.get(ddp)
+        if state is None:
+            return
+        synced = ddp.require_backward_grad_sync
+        recording.steps.end_forward(state, synced=synced)
+        if recording.steps.refresh_layout(state, ddp):
+            recording.metadata_changed()
+        if synced and state not in modules.armed:
+            modules.armed.append(state)
+
+    return before, after
+
+
+def _preceded(original: Callable[..., Any], observe: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        observe(self)
+        return original(self, *inputs, **kwargs)
+
+    return _pre_forward
+
+
+def _announced(original: Callable[..., Any], observe: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _post_forward(self: Any, output: Any) -> Any:
+        observe(self)
+        return original(self, output)
+
+    return _post_forward

@@ -1,0 +1,125 @@
+"""Before torch 2.14: the collectives of ``torch.distributed``, wrapped by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ..clock import now_ns
+from ..collectives import OP_CODES
+from .patching import Patches
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+__all__ = ["install"]
+
+_FUNCTIONS: Final = {
+    "all_reduce": ("all_reduce", ("tensor",)),
+    "broadcast": ("broadcast", ("tensor",)),
+    "reduce": ("reduce", ("tensor",)),
+    "all_gather": ("all_gather", ("tensor",)),
+    "all_gather_into_tensor": ("all_gather", ("input_tensor",)),
+    "reduce_scatter": ("reduce_scatter", ("input_list",)),
+    "reduce_scatter_tensor": ("reduce_scatter", ("input",)),
+    "all_to_all": ("all_to_all", ("input_tensor_list",)),
+    "all_to_all_single": ("all_to_all", ("input",)),
+    "gather": ("gather", ("tensor",)),
+    "scatter": ("scatter", ("scatter_list",)),
+    "barrier": ("barrier", ()),
+    "_broadcast_coalesced": ("broadcast", ("tensors",)),
+}
+"""Function of ``torch.distributed`` → op, and the parameters that hold this rank's input."""
+
+_POSITIONS: Final = {
+    "all_gather": 1,
+    "all_gather_into_tensor": 1,
+    "reduce_scatter": 1,
+    "reduce_scatter_tensor": 1,
+    "all_to_all": 1,
+    "all_to_all_single": 1,
+    "scatter": 1,
+    "_broadcast_coalesced": 1,
+}
+"""Position of the input among the positional arguments, where it is not the first."""
+
+
+def install(session: Session, patches: Patches) -> None:
+    """Wrap each collective in both modules that hold it."""
+    for name, (op, inputs) in _FUNCTIONS.items():
+        for module in (dist, distributed_c10d):
+            patches.replace(module, name, _wrapper(session, name, op, inputs))
+
+
+def _wrapper(
+    session: Session, name: str, op: str, inputs: tuple[str, ...]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    position = _POSITIONS.get(name, 0)
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if session.recording is None or session.inside:
+                return original(*args, **kwargs)
+            begun = _begin(session, OP_CODES[op], _payload(inputs, position, args, kwargs), _group(name, args, kwargs))
+            session.inside += 1
+            try:
+                work = original(*args, **kwargs)
+            finally:
+                session.inside -= 1
+            if begun is not None:
+                _end(session, begun, work)
+            return work
+
+        return collective
+
+    return wrap
+
+
+def _payload(inputs: tuple[str, ...], position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not inputs:
+        return None
+    return kwargs[inputs[0]] if inputs[0] in kwargs else args[position] if len(args) > position else None
+
+
+def _group(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The process group among the arguments, None for the default group."""
+    if "group" in kwargs:
+        return kwargs["group"]
+    if name == "_broadcast_coalesced" and "process_group" in kwargs:
+        return kwargs["process_group"]
+    return next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
+
+
+def _begin(session: Session, op: int, payload: Any, group: Any) -> Any:
+    try:
+        recording = session.recording
+        if recording is None:
+            return None
+        number = session.group_number(distributed_c10d._get_default_group() if group is None else group)
+        tensors = payload if isinstance(payload, (list, tuple)) else [] if payload is None else [payload]
+        size = sum(t.nbytes for t in tensors if hasattr(t, "nbytes"))
+        return recording.collectives.launch(number, op, size, now_ns())
+    except Exception as error:
+        session.failed(error)
+        return None
+
+
+def _end(session: Session, slot: Any, work: Any) -> None:
+    """A collective that returned no work is over; one that did ends when its future does."""
+    try:
+        recording = session.recording
+        if recording is None or recording.device != "cpu":
+            return
+        if work is None or not hasattr(work, "get_future"):
+            recording.collectives.end(slot, now_ns())
+        else:
+            work.get_future().add_done_callback(recording.collectives.ender(slot))
+    except RuntimeError:
+        return
+    except Exception as error:
+        session.failed(error)
