@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -28,6 +29,9 @@ __all__ = ["Session", "current_session", "start", "stop"]
 
 P = ParamSpec("P")
 
+_lives = itertools.count()
+"""Numbers the recordings of this process, the same way on all ranks: each asks the store for a run of its own."""
+
 
 class Session:
     """The collector of this process.
@@ -44,7 +48,6 @@ class Session:
         self.inside = 0
         self._environ = environ
         self._groups: dict[int, int] = {}
-        self._lives = 0
         self._failed = False
         self._taps: Taps | None = None
 
@@ -122,8 +125,7 @@ class Session:
     def _new_recording(self) -> Recording:
         store = distributed_c10d._get_default_store()
         anchor = Anchor.take()
-        run = agree_on_run(store, life=self._lives, proposal=new_run_id(anchor.epoch_ns / 1e9))
-        self._lives += 1
+        run = agree_on_run(store, life=next(_lives), proposal=new_run_id(anchor.epoch_ns / 1e9))
         identity = Identity.of_process(
             run=run,
             rank=dist.get_rank(),
