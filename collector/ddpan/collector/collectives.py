@@ -9,10 +9,12 @@ from typing import Final
 from .clock import now_ns
 from .schema import NONE16, NONE32, OPS
 from .segments import COLLECTIVE, COLLECTIVE_END, INT64, Slot, Spool
+from .threads import keep_thread_state
 
-__all__ = ["OP_CODES", "Collectives"]
+__all__ = ["ALL_REDUCE", "OP_CODES", "Collectives"]
 
 OP_CODES: Final = {name: code for code, name in enumerate(OPS)}
+ALL_REDUCE: Final = OP_CODES["all_reduce"]
 
 _pack = COLLECTIVE.pack_into
 _pack_time = INT64.pack_into
@@ -76,9 +78,11 @@ class Collectives:
         count = self._spool.count
 
         def ended(_future: object) -> None:
+            end_ns = now_ns()
+            keep_thread_state()
             if segment.converted:
                 count("late_ends")
             else:
-                _pack_time(segment.map, place, now_ns())
+                _pack_time(segment.map, place, end_ns)
 
         return ended

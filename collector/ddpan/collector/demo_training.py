@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -40,6 +41,10 @@ class _SleepInBackward(torch.autograd.Function):
         return gradients[0], None
 
 
+delayed_backward: Callable[[torch.Tensor, float], torch.Tensor] = _SleepInBackward.apply
+"""Its input, whose gradient comes ``seconds`` late."""
+
+
 class Model(nn.Module):
     """A stack of linear layers; a delay sits before its middle layer."""
 
@@ -55,7 +60,7 @@ class Model(nn.Module):
             if number == LAYERS // 2:
                 time.sleep(self.forward_delay)
                 if self.backward_delay:
-                    x = _SleepInBackward.apply(x, self.backward_delay)
+                    x = delayed_backward(x, self.backward_delay)
             x = torch.relu(layer(x))
         return x
 

@@ -6,7 +6,6 @@ Taps call into the `Session` through guarded functions: whatever goes wrong in h
 from __future__ import annotations
 
 import atexit
-import functools
 import itertools
 import os
 import threading
@@ -54,7 +53,6 @@ class Session:
     def guard(self, function: Callable[P, object]) -> Callable[P, None]:
         """``function``, made safe: an exception in it is counted and said once, and never leaves."""
 
-        @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 function(*args, **kwargs)

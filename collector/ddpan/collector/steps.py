@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +45,7 @@ class ModuleState:
         reduced_bytes: bytes of all reduced parameters.
         layout: the reducer's present layout, None until it is known.
         layouts: every layout so far.
+        ends_compute: what the autograd engine calls when all gradients of a backward are ready.
         addresses: index of a bucket by the address of its buffer, in the present layout.
     """
 
@@ -64,6 +66,7 @@ class ModuleState:
     slots: list[Slot | None] = field(default_factory=list)
     layout: Layout | None = None
     layouts: list[Layout] = field(default_factory=list)
+    ends_compute: Callable[[], None] | None = None
     addresses: dict[int, int] = field(default_factory=dict)
     ready_of_buckets: list[Any] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._C._distributed_c10d import GradBucket, _register_comm_hook
@@ -18,12 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
 from ..clock import now_ns
-from ..collectives import OP_CODES
+from ..collectives import ALL_REDUCE
 from .patching import Patches
 
 if TYPE_CHECKING:
     from ..segments import Slot
     from ..session import Session
+    from ..steps import ModuleState
     from .ddp import Modules
 
 __all__ = ["install"]
@@ -33,16 +34,22 @@ class BucketHook:
     """What is installed on one reducer.
 
     Attributes:
-        user: the user's state and hook, None where the default arithmetic is repeated.
+        user: the user's state and hook that took over from the default arithmetic, if any.
+        is_default: whether the reducer's hook is this one, repeating the default arithmetic.
     """
 
     def __init__(self, session: Session, modules: Modules, ddp: DistributedDataParallel) -> None:
-        self._session = session
-        self._modules = modules
-        self._ddp = ddp
+        self.serve(session, modules)
+        self._ddp = weakref.ref(ddp)
         self.user: tuple[Any, Callable[..., Any]] | None = None
+        self.is_default = False
         self._group = ddp.process_group
         self.scale = Scale(ddp)
+
+    def serve(self, session: Session, modules: Modules) -> None:
+        """Record for another session: the hook outlives the one that installed it."""
+        self._session = session
+        self._modules = modules
 
     def __call__(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Run the user's hook, or the default reduction, and record it."""
@@ -85,9 +92,9 @@ class BucketHook:
         self, bucket: GradBucket, state: Any, hook: Callable[..., Any]
     ) -> torch.futures.Future[torch.Tensor]:
         """Run the user's hook; the first collective that it issues is recorded as the bucket's."""
-        followed = self._modules.get(self._ddp)
+        followed = self._state()
         if followed is not None and followed.armed:
-            self._modules.in_hook = (followed, bucket.index())
+            self._modules.in_hook = followed
             if bucket.is_last():
                 self._modules.follow_backward(followed)
         try:
@@ -96,19 +103,16 @@ class BucketHook:
             self._modules.in_hook = None
         return future
 
+    def _state(self) -> ModuleState | None:
+        ddp = self._ddp()
+        return None if ddp is None else self._modules.get(ddp)
+
     def _launch(self, bucket: GradBucket, size_bytes: int) -> Slot | None:
         try:
-            recording, state = self._session.recording, self._modules.get(self._ddp)
+            recording, state = self._session.recording, self._state()
             if recording is None or state is None or not state.armed:
                 return None
-            slot = self._modules.launch(
-                state,
-                recording,
-                index=bucket.index(),
-                op=OP_CODES["all_reduce"],
-                size_bytes=size_bytes,
-                launch_ns=now_ns(),
-            )
+            slot = self._modules.launch(state, recording, bucket.index(), ALL_REDUCE, size_bytes, now_ns())
             if bucket.is_last():
                 self._modules.follow_backward(state)
         except Exception as error:
@@ -176,26 +180,29 @@ class Scale:
                 gradient.div_(self._world) if is_view else gradient.mul_(self._inverse)
 
 
+_installed: Final[dict[int, BucketHook]] = {}
+"""The hook of each module that has one, by the module's id. A reducer never gives its hook back, so a hook stays when
+the collector stops, does the arithmetic that it stands in for, and is taken over when the collector starts again."""
+
+
 class Hooks:
-    """The hooks of this process's modules, found by module."""
+    """The hooks of this process's modules, in the service of one session."""
 
     def __init__(self, session: Session, modules: Modules) -> None:
         self._session = session
         self._modules = modules
-        self._hooks: dict[int, BucketHook] = {}
-
-    def get(self, ddp: DistributedDataParallel) -> BucketHook | None:
-        """The hook that was installed on ``ddp`` here, if any."""
-        return self._hooks.get(id(ddp))
+        for mine in _installed.values():
+            mine.serve(session, modules)
 
     def put(self, ddp: DistributedDataParallel) -> None:
         """Install a hook that repeats the default arithmetic, unless DDP is used in a way that forbids one."""
-        if self._session.recording is None or id(ddp) in self._hooks or not torch.is_grad_enabled():
+        if self._session.recording is None or id(ddp) in _installed or not torch.is_grad_enabled():
             return
         if not _may_install(ddp):
             return
-        self._hooks[id(ddp)] = mine = BucketHook(self._session, self._modules, ddp)
-        weakref.finalize(ddp, self._hooks.pop, id(ddp), None)
+        mine = BucketHook(self._session, self._modules, ddp)
+        mine.is_default = True
+        _remember(ddp, mine)
 
         def ddpan_bucket_hook(_state: object, bucket: Any) -> Any:
             return mine(bucket)
@@ -204,7 +211,7 @@ class Hooks:
 
     def look(self, ddp: DistributedDataParallel, output: Any) -> None:
         """Have the gradients looked at when the backward of ``output`` begins, where the arithmetic depends on them."""
-        mine = self._hooks.get(id(ddp))
+        mine = _installed.get(id(ddp))
         if mine is None or not mine.scale.must_look or not ddp.require_backward_grad_sync:
             return
         looked = [False]
@@ -221,6 +228,7 @@ class Hooks:
     def observed(self, ddp: DistributedDataParallel, hook: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
         """The user's hook, recorded: as a whole, or by telling the group's hooks which bucket it works on."""
         mine = BucketHook(self._session, self._modules, ddp)
+        _remember(ddp, mine)
 
         def observed(state: Any, bucket: Any) -> Any:
             return mine.record_users(bucket, state, hook) if whole else mine.announce_users(bucket, state, hook)
@@ -244,6 +252,11 @@ def install(session: Session, modules: Modules, patches: Patches, *, own: bool) 
         )
 
 
+def _remember(ddp: DistributedDataParallel, mine: BucketHook) -> None:
+    _installed[id(ddp)] = mine
+    weakref.finalize(ddp, _installed.pop, id(ddp), None)
+
+
 def _may_install(ddp: DistributedDataParallel) -> bool:
     """Whether the reducer has room for a hook, and a hook could know the arithmetic."""
     if ddp.logger is None or ddp.mixed_precision is not None or ddp._use_python_reducer or ddp._comm_hooks:
@@ -258,14 +271,15 @@ def _registering(modules: Modules, hooks: Hooks, original: Callable[..., Any], *
     def register_comm_hook(self: Any, state: object, hook: Callable[..., Any]) -> None:
         self._check_comm_hook(hook)
         modules.user_hooks[id(self)] = hook.__qualname__
-        mine = hooks.get(self)
-        if mine is None or mine.user is not None:
+        mine = _installed.get(id(self))
+        if mine is None or not mine.is_default:
             original(self, state, hooks.observed(self, hook, whole=own))
             return
         # The reducer takes one hook only, and it has ours: ours hands over to the user's from now on.
         self.logger._set_comm_hook_name(hook.__qualname__)
         self._comm_hooks.append((hook, state))
         mine.user = (state, hook)
+        mine.is_default = False
 
     return register_comm_hook
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..layouts import describe_module, reduced_parameters
 from ..schema import NONE16
 from ..segments import Slot
-from ..steps import ModuleState
+from ..steps import ModuleState, StepRecorder
 from .patching import Patches
 
 if TYPE_CHECKING:
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Modules", "install"]
 
+_engine = torch.autograd.Variable._execution_engine
+
 
 class Modules:
     """The DDP modules of this process, known from their first forward on.
 
     Attributes:
         armed: modules whose backward is due, in the order of their forwards.
-        in_hook: the bucket whose hook, the user's, is running: its next collective belongs to that bucket.
+        in_hook: the module whose hook, the user's, is running: its next collective is that of the module's next bucket.
         user_hooks: names of the hooks that users registered, by id of the module.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._states: dict[int, ModuleState] = {}
-        self._alive: dict[int, weakref.ref[Any]] = {}
         self._by_parameter: dict[int, ModuleState] = {}
         self._by_optimizer: dict[int, list[ModuleState]] = {}
         self.user_hooks: dict[int, str] = {}
         self.armed: list[ModuleState] = []
-        self.in_hook: tuple[ModuleState, int] | None = None
+        self.in_hook: ModuleState | None = None
 
     def forget(self) -> None:
         """Forget all modules: their numbers belong to a recording."""
         self._states.clear()
-        self._alive.clear()
         self._by_parameter.clear()
         self._by_optimizer.clear()
         self.armed.clear()
@@ -72,19 +72,13 @@ class Modules:
             weakref.finalize(optimizer, self._by_optimizer.pop, id(optimizer), None)
         return states
 
-    def launch(
-        self, state: ModuleState, recording: Recording, *, index: int, op: int, size_bytes: int, launch_ns: int
+    def launch(  # noqa: PLR0917 - keywords cost time on the hot path
+        self, state: ModuleState, recording: Recording, index: int, op: int, size_bytes: int, launch_ns: int
     ) -> Slot | None:
-        """Record the launch of a bucket; with the last one, ask for the end of the backward."""
+        """Record the launch of a bucket."""
+        layout = NONE16 if state.layout is None else state.layout.number
         slot = recording.collectives.launch(
-            state.group,
-            op,
-            size_bytes,
-            launch_ns,
-            state.number,
-            state.step,
-            index,
-            NONE16 if state.layout is None else state.layout.number,
+            state.group, op, size_bytes, launch_ns, state.number, state.step, index, layout
         )
         state.launched(slot, index, size_bytes)
         return slot
@@ -96,25 +90,28 @@ class Modules:
         the last bucket is launched, which is before the reducer queues its own: the first callback marks the end of
         compute, then the reducer waits for the buckets, and the callback queued by the first marks the end of it all.
         """
-        ref = self._alive.get(id(state))
-        ddp = None if ref is None else ref()
-        recording = self._session.recording
-        if ddp is None or recording is None or state.following or torch._C._current_graph_task_id() == -1:
+        if state.following or state.ends_compute is None or torch._C._current_graph_task_id() == -1:
             return
         state.following = True
-        engine = torch.autograd.Variable._execution_engine
-        steps = recording.steps
         if state in self.armed:
             self.armed.remove(state)
+        _engine.queue_callback(state.ends_compute)
 
+    def _ends_compute(
+        self, state: ModuleState, ref: weakref.ref[DistributedDataParallel], steps: StepRecorder
+    ) -> Callable[[], None]:
         def end_backward() -> None:
-            steps.end_backward(state, ddp)
+            ddp = ref()
+            if ddp is not None:
+                steps.end_backward(state, ddp)
+
+        ended = self._session.guard(end_backward)
 
         def end_compute() -> None:
             steps.end_compute(state)
-            engine.queue_callback(self._session.guard(end_backward))
+            _engine.queue_callback(ended)
 
-        engine.queue_callback(self._session.guard(end_compute))
+        return self._session.guard(end_compute)
 
     def _add(self, ddp: DistributedDataParallel, recording: Recording) -> ModuleState:
         named = reduced_parameters(ddp)
@@ -125,7 +122,7 @@ class Modules:
             reduced_bytes=sum(p.numel() * p.element_size() for _, p in named),
         )
         self._states[id(ddp)] = state
-        self._alive[id(state)] = weakref.ref(ddp)
+        state.ends_compute = self._ends_compute(state, weakref.ref(ddp), recording.steps)
         for _, parameter in named:
             self._by_parameter[id(parameter)] = state
         weakref.finalize(ddp, self._states.pop, id(ddp), None)

@@ -11,7 +11,7 @@ from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup
 
 from ..clock import now_ns
-from ..collectives import OP_CODES
+from ..collectives import ALL_REDUCE, OP_CODES
 from ..segments import Slot
 
 if TYPE_CHECKING:
@@ -74,26 +74,27 @@ class GroupHooks:
             group.unregister_post_hook(HOOK_ID)
 
     def _before(self, group: ProcessGroup, pending: dict[int, Slot]) -> Callable[[Any], None]:
-        session, ops = self._session, self._ops
+        session, modules = self._session, self._modules
+        armed = modules.armed
 
         def before(call: Any) -> None:
             launch_ns = now_ns()
+            recording = session.recording
+            if recording is None:
+                return
             try:
-                recording = session.recording
-                if recording is None:
-                    return
                 tensors = call.input_tensors
-                bucket = self._bucket(call, tensors) if self._modules.armed else None
-                if bucket is not None:
-                    state, index, size = bucket
-                    slot = self._modules.launch(
-                        state, recording, index=index, op=ops[call.name], size_bytes=size, launch_ns=launch_ns
-                    )
-                    if state.all_launched:
-                        self._modules.follow_backward(state)
-                else:
+                bucket = self._bucket(call, tensors) if armed else None
+                if bucket is None:
                     size = sum(tensor.nbytes for tensor in tensors)
-                    slot = recording.collectives.launch(session.group_number(group), ops[call.name], size, launch_ns)
+                    slot = recording.collectives.launch(
+                        session.group_number(group), self._ops[call.name], size, launch_ns
+                    )
+                else:
+                    state, size = bucket
+                    slot = modules.launch(state, recording, state.next_bucket, ALL_REDUCE, size, launch_ns)
+                    if state.all_launched:
+                        modules.follow_backward(state)
                 if slot is not None:
                     pending[call.op_id] = slot
             except Exception as error:
@@ -105,12 +106,14 @@ class GroupHooks:
         session = self._session
 
         def after(call: Any) -> None:
+            recording = session.recording
+            if recording is None or not pending:
+                return
             try:
                 slot = pending.pop(call.op_id, None)
-                recording = session.recording
-                if slot is None or recording is None or call.work is None or recording.device != "cpu":
-                    return
-                call.work.get_future().add_done_callback(recording.collectives.ender(slot))
+                work = call.work
+                if slot is not None and work is not None and recording.device == "cpu":
+                    work.get_future().add_done_callback(recording.collectives.ender(slot))
             except RuntimeError:
                 # Sends, receives and barriers of some backends have no future: their end stays unknown.
                 return
@@ -119,21 +122,27 @@ class GroupHooks:
 
         return after
 
-    def _bucket(self, call: Any, tensors: list[Any]) -> tuple[ModuleState, int, int] | None:
-        """Which bucket this is: an all-reduce of one tensor, launched by a backward, next in its module's order."""
+    def _bucket(self, call: Any, tensors: list[Any]) -> tuple[ModuleState, int] | None:
+        """The module whose next bucket this collective is, and the bytes; None if it is no bucket.
+
+        A bucket has a buffer of its own while a layout lasts, so its address tells. The first time in a layout it is
+        an all-reduce of one tensor, launched by a backward, of the size that the layout expects next.
+        """
         if self._modules.in_hook is not None:
-            (state, index), self._modules.in_hook = self._modules.in_hook, None
-            return state, index, sum(tensor.nbytes for tensor in tensors)
-        if call.name != self._all_reduce or len(tensors) != 1 or torch._C._current_graph_task_id() == -1:
+            state, self._modules.in_hook = self._modules.in_hook, None
+            return state, sum(tensor.nbytes for tensor in tensors)
+        if len(tensors) != 1:
             return None
         address = tensors[0].data_ptr()
         for state in self._modules.armed:
-            if state.addresses.get(address) == state.next_bucket and state.layout is not None:
+            if state.layout is not None and state.addresses.get(address) == state.next_bucket:
                 sizes = state.layout.sizes_bytes
-                return state, state.next_bucket, sizes[state.next_bucket] if sizes else tensors[0].nbytes
+                return state, sizes[state.next_bucket] if sizes else tensors[0].nbytes
+        if torch._C._current_graph_task_id() == -1 or call.name != self._all_reduce:
+            return None
         size = tensors[0].nbytes
         for state in self._modules.armed:
             if state.expects(size):
                 state.addresses[address] = state.next_bucket
-                return state, state.next_bucket, size
+                return state, size
         return None
