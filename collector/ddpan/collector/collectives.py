@@ -79,10 +79,13 @@ class Collectives:
 
         def ended(_future: object) -> None:
             end_ns = now_ns()
-            keep_thread_state()
-            if segment.converted:
-                count("late_ends")
-            else:
-                _pack_time(segment.map, place, end_ns)
+            try:
+                keep_thread_state()
+                if segment.converted:
+                    count("late_ends")
+                else:
+                    _pack_time(segment.map, place, end_ns)
+            except Exception:  # it may run inside DDP's communication hook, where an exception would end training
+                count("errors")
 
         return ended

@@ -150,7 +150,6 @@ class PartWriter:
         except ImportError:
             warn_once("pyarrow", "pyarrow is not installed: the log stays in its spool form, which ddpan reads as well")
         except OSError as error:
-            self._spool.count("dropped_disk_error", 0)
             warn_once("parts", f"cannot write to {self._spool.folder}: {error.strerror or error}. Training goes on.")
         except Exception as error:  # the thread must outlive any mistake of ours
             self._spool.count("errors")

@@ -136,6 +136,7 @@ class Spool:
         self._turn = threading.Lock()
         self._numbers = itertools.count()
         self._stopped = False
+        self._why_dropped = "dropped_no_segment"
         self.current = self._new_segment()
 
     def reserve_step(self) -> Slot | None:
@@ -164,6 +165,7 @@ class Spool:
         if self.spare is None and not self._stopped:
             try:
                 self.spare = self._new_segment()
+                self._why_dropped = "dropped_no_segment"
             except OSError as error:
                 self._lost_disk(error)
 
@@ -184,7 +186,7 @@ class Spool:
             if self.current is not seen:
                 return True
             if self.spare is None or self._stopped:
-                self.count("dropped_no_segment")
+                self.count(self._why_dropped)
                 self._wake()
                 return False
             spare, self.spare = self.spare, None
@@ -215,6 +217,6 @@ class Spool:
 
     def _lost_disk(self, error: OSError) -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        self.count("dropped_disk_full" if full else "dropped_disk_error", 0)
+        self._why_dropped = "dropped_disk_full" if full else "dropped_disk_error"
         why = "the disk is full" if full else f"{error.strerror or error}"
         warn_once("segment", f"cannot write to {self.folder}: {why}. Recording pauses, training goes on.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .clock import now_ns
 from .layouts import Layout, read_layout
+from .schema import NONE16
 from .segments import COLLECTIVE_READY, INT64, STEP, STEP_FIELDS, Segment, Slot, Spool
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class ModuleState:
         micro_batch: position of the current forward within the step.
         row: the current forward's record, None before the first forward or where it was dropped.
         forward_end_ns: end of the current forward, 0 while it runs.
+        synced: whether the current forward's backward reduces gradients.
         armed: a backward that reduces is due: its next launches are this module's buckets.
         next_bucket: index of the bucket to be launched next.
         following: whether the engine was asked to tell the end of this backward.
@@ -56,6 +58,7 @@ class ModuleState:
     step: int = 0
     micro_batch: int = 0
     started: bool = False
+    synced: bool = False
     finished: bool = False
     row: Slot | None = None
     forward_end_ns: int = 0
@@ -126,8 +129,9 @@ class StepRecorder:
             state.micro_batch = 0
             state.finished = False
         elif state.started:
-            state.micro_batch += 1
+            state.micro_batch = min(state.micro_batch + 1, NONE16 - 1)
         state.started = True
+        state.synced = synced
         state.forward_end_ns = 0
         wait_ns, self.data_wait_ns = self.data_wait_ns, 0
         state.row = self._spool.reserve_step()
@@ -178,8 +182,10 @@ class StepRecorder:
 
     def optimizer(self, state: ModuleState, start_ns: int, end_ns: int) -> None:
         """An optimizer stepped that holds parameters of the module; several in one step count from first to last."""
-        if state.row is None or not state.finished:
+        if state.row is None or not state.synced:
             return
+        # Where the reducer tells no end, as when every gradient's all-reduce is delayed, this ends the step.
+        state.finished = True
         segment, offset = state.row
         if INT64.unpack_from(segment.map, offset + _OPTIMIZER_START)[0] == 0:
             self._set(state, _OPTIMIZER_START, start_ns)

@@ -13,13 +13,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch._C._distributed_c10d import GradBucket, _register_comm_hook
+from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket, Reducer, _register_comm_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
 from ..clock import now_ns
 from ..collectives import ALL_REDUCE
 from .patching import Patches
+from .scaling import Scale
 
 if TYPE_CHECKING:
     from ..segments import Slot
@@ -50,6 +52,11 @@ class BucketHook:
         """Record for another session: the hook outlives the one that installed it."""
         self._session = session
         self._modules = modules
+
+    def serves(self, reducer: Reducer) -> bool:
+        """Whether this is the hook of ``reducer``."""
+        ddp = self._ddp()
+        return ddp is not None and ddp.reducer is reducer
 
     def __call__(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Run the user's hook, or the default reduction, and record it."""
@@ -126,60 +133,6 @@ def _first(done: torch.futures.Future[Any]) -> torch.Tensor:
     return tensor
 
 
-class Scale:
-    """Scales a bucket the way the reducer would have without a hook.
-
-    Multiplication by 1/world and division by world differ in the last bit unless world is a power of two. The reducer
-    divides where a gradient was a view of the bucket before this backward, which can only be where
-    ``gradient_as_bucket_view`` is set and gradients are kept, and multiplies elsewhere.
-    """
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._world = ddp.process_group.size()
-        self._inverse = 1.0 / self._world
-        power_of_two = self._world & (self._world - 1) == 0
-        self._must_look = bool(ddp.gradient_as_bucket_view) and not power_of_two
-        self._flat_division = bool(getattr(ddp, "batched_grad_copy", False))
-        self._buffers: set[int] = set()
-        self._views: set[int] = set()
-
-    @property
-    def must_look(self) -> bool:
-        """Whether `look` is needed before each backward."""
-        return self._must_look
-
-    def look(self, ddp: DistributedDataParallel) -> None:
-        """Note which gradients are views of a bucket now, before the backward touches them."""
-        self._views = {
-            id(p)
-            for p in ddp.module.parameters()
-            if p.grad is not None and p.grad.untyped_storage().data_ptr() in self._buffers
-        }
-
-    def __call__(self, buffer: torch.Tensor, bucket: GradBucket) -> None:
-        """Scale the bucket in place."""
-        if self._flat_division:
-            buffer.div_(self._world)
-        elif not self._must_look:
-            buffer.mul_(self._inverse)
-        else:
-            self._by_gradient(buffer, bucket)
-
-    def _by_gradient(self, buffer: torch.Tensor, bucket: GradBucket) -> None:
-        parameters = bucket.parameters()
-        if bucket.index() == 0 and not self._views:
-            self._buffers = set()
-        self._buffers.add(buffer.untyped_storage().data_ptr())
-        views = [id(p) in self._views for p in parameters]
-        if not any(views):
-            buffer.mul_(self._inverse)
-        elif all(views):
-            buffer.div_(self._world)
-        else:
-            for gradient, is_view in zip(bucket.gradients(), views, strict=True):
-                gradient.div_(self._world) if is_view else gradient.mul_(self._inverse)
-
-
 _installed: Final[dict[int, BucketHook]] = {}
 """The hook of each module that has one, by the module's id. A reducer never gives its hook back, so a hook stays when
 the collector stops, does the arithmetic that it stands in for, and is taken over when the collector starts again."""
@@ -244,6 +197,8 @@ def install(session: Session, modules: Modules, patches: Patches, *, own: bool) 
         DistributedDataParallel, "register_comm_hook", lambda original: _registering(modules, hooks, original, own=own)
     )
     if own:
+        patches.replace(DistributedDataParallel, "_register_builtin_comm_hook", _registering_builtin)
+        patches.replace(Reducer, "_set_forward_pass_work_handle", _counting_live)
         patches.replace(
             DistributedDataParallel, "_pre_forward", lambda original: _installing(original, session.guard(hooks.put))
         )
@@ -282,6 +237,32 @@ def _registering(modules: Modules, hooks: Hooks, original: Callable[..., Any], *
         mine.is_default = False
 
     return register_comm_hook
+
+
+def _registering_builtin(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _register_builtin_comm_hook(self: Any, kind: BuiltinCommHookType) -> None:
+        mine = _installed.get(id(self))
+        if mine is None or not mine.is_default:
+            original(self, kind)
+            return
+        # The built-in hooks have equals in Python with the same arithmetic, which ours can hand over to.
+        self.logger._set_comm_hook_name(str(kind))
+        is_plain = kind == BuiltinCommHookType.ALLREDUCE
+        mine.user = (None, default_hooks.allreduce_hook if is_plain else default_hooks.fp16_compress_hook)
+        mine.is_default = False
+
+    return _register_builtin_comm_hook
+
+
+def _counting_live(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _set_forward_pass_work_handle(self: Reducer, work: Any, use_static_world_size: bool) -> None:
+        for mine in _installed.values():
+            if mine.serves(self):
+                mine.scale.count_live(None if use_static_world_size else work)
+        original(self, work, use_static_world_size)
+
+    return _set_forward_pass_work_handle
 
 
 def _installing(original: Callable[..., Any], put: Callable[[Any], None]) -> Callable[..., Any]:
