@@ -63,6 +63,10 @@ class Collectives:
             )  # fmt: skip
         return slot
 
+    def skip(self, group: int) -> None:
+        """Count a collective that is not recorded."""
+        self._next_seq[group]()
+
     def end(self, slot: Slot, end_ns: int) -> None:
         """Record the end of a collective."""
         segment, offset = slot

@@ -58,6 +58,7 @@ def describe_module(ddp: DistributedDataParallel, *, group: int, comm_hook: str 
         gradient_as_bucket_view=bool(ddp.gradient_as_bucket_view),
         static_graph=bool(ddp.static_graph),
         comm_hook=comm_hook,
+        joined_after_step=None,
     )
 
 

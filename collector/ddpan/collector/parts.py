@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .messages import warn_once
+from .retention import Retention
 from .schema import (
     COLLECTIVE_RECORD,
     HEADER_BYTES,
@@ -105,6 +106,7 @@ class PartWriter:
         spool: whose full segments are converted.
         metadata: gives the log's metadata for a table and part, ``(None, None)`` for ``live.json``.
         closed_rows: whether no row of the segment can still change, its collectives' ends aside.
+        retention: keeps the log within its limit, None where it has none.
         clock: monotonic clock in nanoseconds.
     """
 
@@ -114,12 +116,14 @@ class PartWriter:
         *,
         metadata: Callable[[str | None, int | None, bool], Metadata],
         closed_rows: Callable[[Segment], bool],
+        retention: Retention | None,
         clock: Callable[[], int],
         wake: threading.Event,
     ) -> None:
         self._spool = spool
         self._metadata = metadata
         self._closed_rows = closed_rows
+        self._retention = retention
         self._clock = clock
         self._wake = wake
         self._stopping = False
@@ -191,6 +195,8 @@ class PartWriter:
             )
         segment.path.unlink(missing_ok=True)
         self._spool.full.remove(segment)
+        if self._retention is not None:
+            self._retention.added(segment.number)
 
     def _write_live(self) -> None:
         target = self._spool.folder / LIVE_METADATA

@@ -12,6 +12,7 @@ from .clock import Anchor, now_ns
 from .collectives import Collectives
 from .identity import Identity
 from .parts import PartWriter
+from .retention import Retention
 from .schema import (
     COUNTERS,
     SCHEMA_VERSION,
@@ -77,11 +78,13 @@ class Recording:
             wake=wake.set,
         )
         self.collectives = Collectives(self.spool)
-        self.steps = StepRecorder(self.spool)
+        self.steps = StepRecorder(self.spool, selection=settings.steps)
+        self._retention = None if settings.limit is None else Retention(self.folder, settings.limit)
         self._writer = PartWriter(
             self.spool,
             metadata=self.metadata,
             closed_rows=self.steps.rows_closed,
+            retention=self._retention,
             clock=now_ns,
             wake=wake,
         )
@@ -155,4 +158,5 @@ class Recording:
             dropped={name.removeprefix("dropped_"): counts[name] for name in COUNTERS if name.startswith("dropped_")},
             errors=counts["errors"],
             late_ends=counts["late_ends"],
+            removed_parts=0 if self._retention is None else self._retention.removed,
         )

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from .retention import Limit
+from .selection import StepSelection
+
 __all__ = ["VARIABLES", "Settings", "Variable", "from_environment"]
+
+SMALLEST_SEGMENT: Final = 256
+SEGMENTS_IN_LIMIT: Final = 16
+BYTES_PER_COLLECTIVE: Final = 64 + 72 // 4
+"""Bytes of the spool for each collective that a segment holds, its share of step rows included."""
 
 
 @dataclass(frozen=True)
@@ -17,12 +25,23 @@ class Settings:
     Attributes:
         log_dir: folder that receives the logs of all ranks; it must be shared, or be collected, to be read as one.
         segment_collectives: collectives that one segment of the spool, and so one Parquet part, holds.
+        steps: the steps to record.
+        limit: how much the log of a rank may take, None for no limit.
         quiet: whether rank 0 leaves out its line on starting to record; warnings are always shown.
     """
 
     log_dir: Path
     segment_collectives: int = 32768
+    steps: StepSelection = field(default_factory=StepSelection)
+    limit: Limit | None = None
     quiet: bool = False
+
+    def fitting(self) -> Settings:
+        """The settings with segments so small that several fit into the limit."""
+        if self.limit is None:
+            return self
+        fit = self.limit.max_bytes // SEGMENTS_IN_LIMIT // BYTES_PER_COLLECTIVE
+        return replace(self, segment_collectives=max(SMALLEST_SEGMENT, min(self.segment_collectives, fit)))
 
     @property
     def segment_steps(self) -> int:
@@ -31,7 +50,9 @@ class Settings:
 
     def as_metadata(self) -> dict[str, Any]:
         """The settings as JSON values, for the log's metadata."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        plain = (int, bool, type(None))
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value if isinstance(value, plain) else str(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -46,7 +67,7 @@ class Variable:
 
 def _segment(text: str) -> int:
     value = int(text)
-    if not 256 <= value <= 1 << 24:
+    if not SMALLEST_SEGMENT <= value <= 1 << 24:
         raise ValueError(text)
     return value
 
@@ -58,6 +79,8 @@ def _flag(text: str) -> bool:
 VARIABLES: Final[tuple[Variable, ...]] = (
     Variable("DDPAN_LOG_DIR", "log_dir", Path, "a folder"),
     Variable("DDPAN_SEGMENT_COLLECTIVES", "segment_collectives", _segment, "a number from 256 to 16777216"),
+    Variable("DDPAN_STEPS", "steps", StepSelection.parse, "A:B, every=N or A:B,every=N"),
+    Variable("DDPAN_MAX_BYTES", "limit", Limit.parse, "a size of at least 1M, such as 500M or 2G,sample"),
     Variable("DDPAN_QUIET", "quiet", _flag, "0 or 1"),
 )
 
@@ -89,4 +112,4 @@ def from_environment(environ: Mapping[str, str], *, log_dir: Path | None = None)
         chosen["log_dir"] = log_dir
     if "log_dir" not in chosen:
         raise ValueError("no folder to record into: set DDPAN_LOG_DIR or pass log_dir")
-    return Settings(**chosen), warnings
+    return Settings(**chosen).fitting(), warnings

@@ -11,6 +11,7 @@ from .clock import now_ns
 from .layouts import Layout, read_layout
 from .schema import NONE16
 from .segments import COLLECTIVE_READY, INT64, STEP, STEP_FIELDS, Segment, Slot, Spool
+from .selection import StepSelection
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
@@ -38,6 +39,7 @@ class ModuleState:
         micro_batch: position of the current forward within the step.
         row: the current forward's record, None before the first forward or where it was dropped.
         forward_end_ns: end of the current forward, 0 while it runs.
+        selected: whether the current step is recorded.
         synced: whether the current forward's backward reduces gradients.
         armed: a backward that reduces is due: its next launches are this module's buckets.
         next_bucket: index of the bucket to be launched next.
@@ -58,6 +60,7 @@ class ModuleState:
     step: int = 0
     micro_batch: int = 0
     started: bool = False
+    selected: bool = True
     synced: bool = False
     finished: bool = False
     row: Slot | None = None
@@ -108,10 +111,19 @@ class StepRecorder:
 
     Args:
         spool: where the records go.
+        selection: the steps to record.
+
+    Attributes:
+        modules: every module so far.
+        data_wait_ns: time in the DataLoader since the last forward.
+        paused: whether the present step is one that is not recorded.
     """
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: Spool, *, selection: StepSelection) -> None:
         self._spool = spool
+        self._selection = selection
+        self._everything = selection == StepSelection()
+        self.paused = False
         self.modules: list[ModuleState] = []
         self.data_wait_ns = 0
 
@@ -134,6 +146,12 @@ class StepRecorder:
         state.synced = synced
         state.forward_end_ns = 0
         wait_ns, self.data_wait_ns = self.data_wait_ns, 0
+        if not self._everything:
+            state.selected = state.step in self._selection
+            self.paused = not any(module.selected for module in self.modules)
+            if not state.selected:
+                state.row = None
+                return
         state.row = self._spool.reserve_step()
         if state.row is not None:
             segment, offset = state.row
@@ -144,6 +162,10 @@ class StepRecorder:
 
     def end_forward(self, state: ModuleState, *, synced: bool) -> None:
         """The module's forward is over; if ``synced``, its backward will reduce gradients."""
+        if not state.selected:
+            # Nobody watches this backward, so the forward has to tell that a step is over.
+            state.finished = synced
+            return
         end_ns = now_ns()
         state.forward_end_ns = end_ns
         self._set(state, _FORWARD_END, end_ns)

@@ -54,7 +54,11 @@ class GroupInfo(TypedDict):
 
 
 class ModuleInfo(TypedDict):
-    """A DDP module: how it was built. ``comm_hook`` is null where the user registered none."""
+    """A DDP module: how it was built.
+
+    ``comm_hook`` is null where the user registered none. ``joined_after_step`` is the rank's last step before it ran
+    out of inputs under ``join()``, null where it never did; its steps are counted on while it only follows the others.
+    """
 
     name: str
     group: int
@@ -65,6 +69,7 @@ class ModuleInfo(TypedDict):
     gradient_as_bucket_view: bool
     static_graph: bool
     comm_hook: str | None
+    joined_after_step: int | None
 
 
 class BucketInfo(TypedDict):
@@ -78,12 +83,14 @@ class Counters(TypedDict):
     """What was lost up to the end of this part, cumulative; what was recorded are the rows.
 
     ``dropped`` counts events by reason, ``errors`` exceptions inside the recorder, and ``late_ends`` times that became
-    known after the row had gone into a part without them.
+    known after the row had gone into a part without them. ``removed_parts`` counts parts removed to keep the log within
+    the limit that the user set.
     """
 
     dropped: dict[str, int]
     errors: int
     late_ends: int
+    removed_parts: int
 
 
 class Metadata(TypedDict):

@@ -117,8 +117,14 @@ class BucketHook:
     def _launch(self, bucket: GradBucket, size_bytes: int) -> Slot | None:
         try:
             recording, state = self._session.recording, self._state()
-            if recording is None or state is None or not state.armed:
+            if recording is None or state is None:
                 return None
+            if recording.steps.paused:
+                recording.collectives.skip(state.group)
+                return None
+            if not state.armed:
+                # A rank that joined launches all-reduces of zeros, which belong to no step of its own.
+                return recording.collectives.launch(state.group, ALL_REDUCE, size_bytes, now_ns())
             slot = self._modules.launch(state, recording, bucket.index(), ALL_REDUCE, size_bytes, now_ns())
             if bucket.is_last():
                 self._modules.follow_backward(state)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _DDPJoinHook
 
 from ..layouts import describe_module, reduced_parameters
 from ..schema import NONE16
@@ -132,6 +133,7 @@ class Modules:
 
 def install(session: Session, modules: Modules, patches: Patches) -> None:
     """Wrap what DDP does before and after the forward of the module it holds."""
+    patches.replace(_DDPJoinHook, "main_hook", lambda original: _following(session, modules, original))
     before, after = _observers(session, modules)
     patches.replace(
         DistributedDataParallel, "_pre_forward", lambda original: _preceded(original, session.guard(before))
@@ -139,6 +141,29 @@ def install(session: Session, modules: Modules, patches: Patches) -> None:
     patches.replace(
         DistributedDataParallel, "_post_forward", lambda original: _announced(original, session.guard(after))
     )
+
+
+def _following(session: Session, modules: Modules, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A joined rank follows the others' steps: count them, so that its steps still have the numbers of the others'."""
+
+    def followed(ddp: DistributedDataParallel) -> None:
+        recording, state = session.recording, modules.get(ddp)
+        if recording is None or state is None or not ddp.require_forward_param_sync:
+            return
+        info = recording.modules[state.number]
+        if info["joined_after_step"] is None:
+            info["joined_after_step"] = state.step
+            recording.metadata_changed()
+        state.step += 1
+
+    count = session.guard(followed)
+
+    @functools.wraps(original)
+    def main_hook(self: Any) -> None:
+        original(self)
+        count(self.ddp)
+
+    return main_hook
 
 
 def _observers(
@@ -168,7 +193,7 @@ def _observers(
         recording.steps.end_forward(state, synced=synced)
         if recording.steps.refresh_layout(state, ddp):
             recording.metadata_changed()
-        if synced and state not in modules.armed:
+        if synced and state.selected and state not in modules.armed:
             modules.armed.append(state)
 
     return before, after

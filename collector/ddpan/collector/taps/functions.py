@@ -101,6 +101,9 @@ def _begin(session: Session, op: int, payload: Any, group: Any) -> Any:
         if recording is None:
             return None
         number = session.group_number(distributed_c10d._get_default_group() if group is None else group)
+        if recording.steps.paused:
+            recording.collectives.skip(number)
+            return None
         tensors = payload if isinstance(payload, (list, tuple)) else [] if payload is None else [payload]
         size = sum(t.nbytes for t in tensors if hasattr(t, "nbytes"))
         return recording.collectives.launch(number, op, size, now_ns())

@@ -83,6 +83,9 @@ class GroupHooks:
             if recording is None:
                 return
             try:
+                if recording.steps.paused:
+                    recording.collectives.skip(session.group_number(group))
+                    return
                 tensors = call.input_tensors
                 bucket = self._bucket(call, tensors) if armed else None
                 if bucket is None:
