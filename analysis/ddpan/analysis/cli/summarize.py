@@ -1,0 +1,74 @@
+"""``ddpan summarize``: the answer for one run, and the numbers behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ddpan import analysis
+from ddpan.analysis.reports import REPORTS, console
+
+from ._options import rank_set, step_range
+from ._output import check_output, emit
+from ._progress import progress
+from ._terminal import terminal_for
+
+if TYPE_CHECKING:
+    from ddpan.analysis.measures.summary import Summary
+
+__all__ = ["command"]
+
+_EPILOG: Final = """\b
+Examples:
+  ddpan summarize logs
+  ddpan summarize logs --steps 1000: --ranks 0-7
+  ddpan summarize logs --format json --output summary.json
+"""
+
+
+@click.command(name="summarize", epilog=_EPILOG)
+@click.argument("logs", type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(list(REPORTS)), default="text", help="Form; text by default.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=check_output,
+    help="Write the report into this file.",
+)
+@click.option("--run", metavar="ID", help="Run to look at, by its id or the beginning of it; the newest by default.")
+@click.option("--steps", metavar="A:B", callback=step_range, help="Only the steps from A up to, not including, B.")
+@click.option("--ranks", metavar="0,3-7", callback=rank_set, help="Only these ranks.")
+@click.option(
+    "--skip-warmup",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Leave out the first N steps; by default those before DDP has settled its buckets, and at least 2.",
+)
+def command(
+    *,
+    logs: Path,
+    form: str,
+    output: Path | None,
+    run: str | None,
+    steps: slice | None,
+    ranks: tuple[int, ...] | None,
+    skip_warmup: int | None,
+) -> None:
+    """Say which rank slows down the run in LOGS, in which phase and by how much, or that none does.
+
+    LOGS is the folder that DDPAN_LOG_DIR named during training.
+    """
+    with progress(f"Reading {logs}") as advance:
+        loaded = analysis.load(logs, run=run, steps=steps, ranks=ranks, skip_warmup=skip_warmup)
+        summary = analysis.summarize(loaded, progress=advance)
+    emit(_report(summary, form, output), output)
+
+
+def _report(summary: Summary, form: str, output: Path | None) -> str:
+    if form == "text":
+        return console.render(summary, terminal=terminal_for(output))
+    return REPORTS[form](summary)

@@ -1,0 +1,123 @@
+"""The facts that a comparison of ranks starts from, as arrays of one row per step and one column per rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ..run import Run
+from ._inference import Matrix, row_means
+from .facts import Facts
+
+__all__ = ["PHASES", "Arrivals", "find_arrivals"]
+
+PHASES: Final = ("data", "forward", "backward", "optimizer", "other")
+"""Parts of a rank's way from the start of a step to the launch of its last bucket, in the order of the columns."""
+
+_LEAST_COVERAGE: Final = 0.25
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """The ranks of one module that can be compared, in the steps that are no warm-up.
+
+    Attributes:
+        module: number of the module.
+        members: global ranks of its process group, whether recorded or not.
+        ranks: those that are compared, ascending; the columns.
+        silent: members that are not compared although they took part, and why. Any of them may be the slow one.
+        steps: numbers of the steps in which at least two ranks and half of them are known, ascending; the rows.
+        arrival_ns: launch of the last bucket since the start of the step, shape (steps, ranks), NaN where unknown.
+        phases_ns: the part of it spent in each of `PHASES`, by phase, of the same shape.
+        step_time_ns: time of each step, shape (steps,), NaN where unknown.
+    """
+
+    module: int
+    members: tuple[int, ...]
+    ranks: tuple[int, ...]
+    silent: Mapping[int, str]
+    steps: npt.NDArray[np.int64]
+    arrival_ns: Matrix
+    phases_ns: Mapping[str, Matrix]
+    step_time_ns: Matrix
+
+    def lost_ns(self, rank: int) -> Matrix:
+        """Time that the rank in column ``rank`` made the others wait in each step, shape (steps,); NaN where unknown.
+
+        The step would have been so much shorter had the rank arrived with the median of the others.
+        """
+        others = np.delete(self.arrival_ns, rank, axis=1)
+        latest = np.max(np.where(np.isnan(others), -np.inf, others), axis=1)
+        return np.asarray(np.maximum(self.arrival_ns[:, rank] - latest, 0.0))
+
+
+def find_arrivals(run: Run, facts: Facts) -> list[Arrivals]:
+    """The ranks of ``run`` that can be compared with each other: one `Arrivals` per module and process group."""
+    found = []
+    for module in facts.steps["module"].unique().sort():
+        rows = facts.steps.filter((pl.col("module") == module) & ~pl.col("warmup"))
+        groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for rank in run.ranks:
+            if (members := _members(run, rank, module)) is not None:
+                groups[members].append(rank)
+        for members, recorded in sorted(groups.items()):
+            silent = {rank: "its log is missing" for rank in members if rank not in run.info.ranks}
+            silent |= {rank: facts.left_out[rank] for rank in recorded if rank in facts.left_out}
+            found.append(_arrivals(module, members, silent, rows.filter(pl.col("rank").is_in(recorded))))
+    return found
+
+
+def _members(run: Run, rank: int, module: int) -> tuple[int, ...] | None:
+    """Ranks of the group in which ``rank`` reduces the gradients of ``module``; None if it has no such module."""
+    metadata = run.metadata[rank]
+    info: Mapping[str, Any] | None = metadata["modules"].get(str(module))
+    if info is None and metadata["modules"]:
+        return None
+    group = metadata["groups"].get(str(info["group"])) if info else None
+    return tuple(sorted(group["ranks"])) if group else tuple(range(run.world_size))
+
+
+def _arrivals(module: int, members: tuple[int, ...], silent: dict[int, str], rows: pl.DataFrame) -> Arrivals:
+    """Lay out the rows of the facts that belong to recorded ``members``, leaving out those with too few."""
+    known = rows.filter(pl.col("arrival_ns").is_not_null() & ~pl.col("rank").is_in(list(silent)))
+    counts = dict(known.group_by("rank").len().iter_rows())
+    enough = _LEAST_COVERAGE * max(counts.values(), default=0)
+    ranks = tuple(sorted(rank for rank, count in counts.items() if count > enough))
+    for rank in rows["rank"].unique():
+        if rank not in ranks and rank not in silent:
+            silent[rank] = f"only {counts.get(rank, 0):,} of its steps are complete"
+    known = known.filter(pl.col("rank").is_in(ranks))
+    present = pl.len().over("step")
+    known = known.filter((present >= 2) & (2 * present >= len(ranks)) | (len(ranks) < 2))
+    steps = known["step"].unique().sort().to_numpy().astype(np.int64)
+    grid = _Grid(steps, np.array(ranks, np.int64), known)
+    return Arrivals(
+        module=module,
+        members=members,
+        ranks=ranks,
+        silent=silent,
+        steps=steps,
+        arrival_ns=grid.spread("arrival_ns"),
+        phases_ns={phase: grid.spread(f"{phase}_ns") for phase in PHASES},
+        step_time_ns=row_means(grid.spread("step_time_ns")),
+    )
+
+
+class _Grid:
+    """Lays out columns of a table of facts as arrays of steps by ranks."""
+
+    def __init__(self, steps: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64], rows: pl.DataFrame) -> None:
+        self._shape = (len(steps), len(ranks))
+        self._rows = rows
+        self._at = np.searchsorted(steps, rows["step"].to_numpy()), np.searchsorted(ranks, rows["rank"].to_numpy())
+
+    def spread(self, column: str) -> Matrix:
+        values = np.full(self._shape, np.nan)
+        values[self._at] = self._rows[column].cast(pl.Float64).to_numpy()
+        return values

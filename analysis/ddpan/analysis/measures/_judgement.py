@@ -1,0 +1,149 @@
+"""From the arrivals of some ranks to verdicts on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ..run import Run
+from . import _reasons as reasons
+from ._arrivals import Arrivals
+from ._cause import find_cause, first_late_bucket
+from ._evidence import SIGNIFICANCE, Evidence, weigh
+from ._inference import CONFIDENCE, Matrix
+from ._pattern import Pattern, find_pattern, is_rotating
+from .facts import Facts
+from .verdict import Cause, Verdict
+
+__all__ = ["LEAST_STEPS", "Judgement"]
+
+LEAST_STEPS = 20
+"""Compared steps below which no verdict is given."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Verdicts on the ranks of one module and group.
+
+    Attributes:
+        run: the run.
+        facts: its facts.
+        arrivals: the ranks that are compared.
+        comparisons: number of ranks that are compared in the whole run.
+    """
+
+    run: Run
+    facts: Facts
+    arrivals: Arrivals
+    comparisons: int
+
+    @cached_property
+    def step_time_ns(self) -> float | None:
+        """Mean time of the compared steps."""
+        known = self.arrivals.step_time_ns[~np.isnan(self.arrivals.step_time_ns)]
+        return float(known.mean()) if len(known) else None
+
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """What the comparison shows; None with fewer than two ranks or no step time."""
+        if len(self.arrivals.ranks) < 2 or self.step_time_ns is None:
+            return None
+        return weigh(self.arrivals.arrival_ns, self.step_time_ns, comparisons=self.comparisons)
+
+    @cached_property
+    def last_shares(self) -> Matrix:
+        """Share of the steps in which each rank arrived last, shape (ranks,)."""
+        arrival = self.arrivals.arrival_ns
+        present = ~np.isnan(arrival)
+        latest = np.where(present, arrival, -np.inf).argmax(axis=1)
+        counts = np.bincount(latest, minlength=arrival.shape[1])
+        return np.asarray(counts / np.maximum(present.sum(axis=0), 1))
+
+    @cached_property
+    def named(self) -> tuple[Verdict, ...]:
+        """Verdicts that name a rank, the costliest first."""
+        evidence = self.evidence
+        if evidence is None or len(self.arrivals.steps) < LEAST_STEPS:
+            return ()
+        patterns = {int(rank): find_pattern(evidence, int(rank)) for rank in self._suspects(evidence)}
+        verdicts = [self._verdict(evidence, rank, pattern) for rank, pattern in patterns.items() if pattern is not None]
+        return tuple(sorted(verdicts, key=lambda verdict: -(verdict.delay_ns or 0) * (verdict.affected_steps or 0)))
+
+    def unnamed(self) -> Verdict:
+        """The verdict where no rank is named."""
+        kind, reason = self._silence()
+        return Verdict(
+            kind=kind,
+            reason=reason,
+            module=self.arrivals.module,
+            steps=len(self.arrivals.steps),
+            step_time_ns=self.step_time_ns,
+        )
+
+    def _silence(self) -> tuple[Literal["none", "rotating", "insufficient_data"], str]:
+        arrivals, evidence = self.arrivals, self.evidence
+        if len(arrivals.ranks) < 2:
+            return "insufficient_data", reasons.too_few_ranks(arrivals)
+        if evidence is None or len(arrivals.steps) < LEAST_STEPS:
+            return "insufficient_data", reasons.too_few_steps(len(arrivals.steps), LEAST_STEPS)
+        if arrivals.silent:
+            return "insufficient_data", reasons.unseen(arrivals)
+        if evidence.steps_needed() > len(arrivals.steps):
+            return "insufficient_data", reasons.too_correlated(arrivals, evidence)
+        if is_rotating(evidence):
+            lost = sum(float(np.nanmean(arrivals.lost_ns(rank))) for rank in range(len(arrivals.ranks)))
+            return "rotating", reasons.rotating(arrivals, lost)
+        return "none", reasons.nobody(arrivals, evidence, self.last_shares)
+
+    def _suspects(self, evidence: Evidence) -> npt.NDArray[np.intp]:
+        return np.flatnonzero(evidence.p_values < SIGNIFICANCE)
+
+    def _verdict(self, evidence: Evidence, rank: int, pattern: Pattern) -> Verdict:
+        arrivals = self.arrivals
+        steps = arrivals.steps[pattern.affected]
+        lost = arrivals.lost_ns(rank)
+        # Where rows are missing, the steps that are known stand for the others.
+        lost_ns = float(np.nanmean(np.where(pattern.affected | np.isnan(lost), lost, 0.0))) * len(arrivals.steps)
+        verdict = Verdict(
+            kind=pattern.kind,
+            reason="",
+            module=arrivals.module,
+            steps=len(arrivals.steps),
+            step_time_ns=evidence.step_time_ns,
+            rank=arrivals.ranks[rank],
+            first_step=int(steps[0]),
+            last_step=int(steps[-1]),
+            affected_steps=len(steps),
+            delay_ns=pattern.delay_ns,
+            delay_low_ns=pattern.low_ns,
+            delay_high_ns=pattern.high_ns,
+            confidence=CONFIDENCE,
+            last_share=float(self.last_shares[rank]),
+            p_value=float(evidence.p_values[rank]),
+            step_time_without_ns=evidence.step_time_ns - lost_ns / len(arrivals.steps),
+            lost_seconds=lost_ns / 1e9,
+            lost_gpu_hours=lost_ns / 3.6e12 * len(arrivals.members),
+        )
+        caused = self._with_cause(verdict, find_cause(evidence, arrivals.phases_ns, rank, pattern.affected))
+        return replace(caused, reason=reasons.named(caused))
+
+    def _with_cause(self, verdict: Verdict, found: tuple[Cause, float] | None) -> Verdict:
+        if found is None:
+            return verdict
+        cause, excess_ns = found
+        rows = self.facts.buckets.filter(
+            (pl.col("module") == self.arrivals.module) & pl.col("rank").is_in(self.arrivals.ranks) & (pl.col("n") > 0)
+        )
+        if cause != "backward" or rows.is_empty() or verdict.rank is None or verdict.delay_ns is None:
+            return replace(verdict, cause=cause)
+        layout = int(rows.sort("n", "layout")["layout"][-1])
+        share = min(1.0, excess_ns / verdict.delay_ns)
+        bucket = first_late_bucket(rows.filter(pl.col("layout") == layout), verdict.rank, share)
+        buckets = self.run.metadata[verdict.rank]["layouts"].get(str(self.arrivals.module), {}).get(str(layout), [])
+        parameters = buckets[bucket]["parameters"] if bucket is not None and bucket < len(buckets) else []
+        return replace(verdict, cause=cause, first_late_bucket=bucket, first_late_parameters=tuple(parameters))

@@ -1,0 +1,158 @@
+"""The answer in plain words: what is slow, what it costs, what to do next. For readers who know DDP, but not ddpan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ._sections import printable
+from ._units import duration, hours, interval, listed, percent, plural
+
+if TYPE_CHECKING:
+    from ddpan.analysis.measures.summary import Summary
+    from ddpan.analysis.measures.verdict import Verdict
+
+__all__ = ["PARTS", "answer"]
+
+PARTS: Final = {
+    "data": "data loading",
+    "forward": "forward",
+    "before_first_bucket": "from forward to the first gradient bucket",
+    "backward": "backward from the first gradient bucket on",
+    "optimizer": "optimizer",
+    "other": "other code of the training loop",
+    "wait": "waiting for the last rank",
+    "transfer": "gradient transfer after the backward",
+}
+"""Parts of a step in words."""
+
+_WHERE: Final = {
+    "data": "in loading its data",
+    "forward": "in its forward pass",
+    "backward": "in its backward pass",
+    "optimizer": "in its optimizer step",
+    "other": "in code of its training loop outside data loading, forward, backward and optimizer",
+    None: "in a part of the step that the log does not show",
+}
+
+_WHEN: Final = {
+    "persistent": "by {delay} in nearly every step",
+    "onset": "by {delay} in every step since step {first}",
+    "transient": "by {delay} in steps {first} to {last}",
+    "intermittent": "by {delay} in {affected} of {steps}, now and then",
+}
+
+_NEXT: Final = {
+    "data": "look at the input of {rank}: number of DataLoader workers, size of its samples, its storage and CPU load.",
+    "forward": "compare the batches of {rank} (sizes, sequence lengths) and its device (clock, temperature, "
+    "other processes) with those of another rank.",
+    "backward": "compare the device of {rank} (clock, temperature, other processes) with another one, and look for "
+    "work that only it does in the backward pass (hooks, longer sequences, checkpointing).",
+    "optimizer": "look for what only {rank} does around optimizer.step(): clipping, swapping memory, saving.",
+    "other": "look for what only {rank} does between steps: logging, evaluation, saving, garbage collection.",
+    None: "record a few steps of {rank} and of another rank with torch.profiler and compare them.",
+}
+
+_LEVER: Final = {
+    "transfer": "gradient transfer is what could be saved; see the buckets below, and try another bucket_cap_mb, a "
+    "compressing communication hook, or accumulating gradients under no_sync().",
+    "wait": "the ranks wait for whichever is last, not always the same one: look for uneven batches and noisy hosts.",
+    "data": "all ranks wait for their data: more DataLoader workers, faster storage, or less work per sample.",
+    "optimizer": "the optimizer takes much of the step on all ranks: try its fused=True or foreach=True.",
+    "other": "code outside forward, backward and optimizer takes much of the step: logging, .item(), evaluation.",
+}
+_LEVER_SHARE: Final = 0.1
+_MOST_PARTS: Final = 4
+
+
+def answer(summary: Summary) -> tuple[str, ...]:
+    """The answer, two to four lines, each a full sentence or two."""
+    verdict = summary.stragglers.verdict
+    if verdict.rank is not None:
+        return _slow(summary, verdict)
+    time = _time(summary, verdict)
+    if verdict.kind == "insufficient_data":
+        return tuple(filter(None, (f"Cannot tell whether a rank is slow. {printable(verdict.reason)}", time)))
+    if verdict.kind == "rotating":
+        return tuple(filter(None, (f"No single straggler. {printable(verdict.reason)}", time)))
+    return tuple(filter(None, (_nobody(summary, verdict), time, _lever(summary, verdict))))
+
+
+def _slow(summary: Summary, verdict: Verdict) -> tuple[str, ...]:
+    first = f"{_rank(summary, verdict)} is slow {_WHERE[verdict.cause]}{_bucket(verdict)}: {_amount(verdict)}."
+    others = [
+        f"rank {one.rank} {_WHERE[one.cause]} ({_amount(one)})" for one in summary.stragglers.named if one != verdict
+    ]
+    also = f"Also slow: {listed(others, most=3)}." if others else ""
+    step = "Next: " + _NEXT[verdict.cause].format(rank=f"rank {verdict.rank}")
+    return tuple(filter(None, (first, _cost(summary, verdict), also, step)))
+
+
+def _rank(summary: Summary, verdict: Verdict) -> str:
+    hosts = [host for host, ranks in summary.hosts.items() if verdict.rank in ranks]
+    return f"Rank {verdict.rank}" + (f" (on {printable(hosts[0])})" if hosts else "")
+
+
+def _bucket(verdict: Verdict) -> str:
+    bucket = verdict.first_late_bucket
+    if bucket is None:
+        return ""
+    if bucket == 0:
+        return ", already before its first gradient bucket (the loss, or the last layers of the model)"
+    first, *others = map(printable, verdict.first_late_parameters or ("",))
+    more = f" and {plural(len(others), 'more parameter')}" if others else ""
+    return f", from gradient bucket {bucket} on" + (f" ({first}{more})" if first else "")
+
+
+def _amount(verdict: Verdict) -> str:
+    amount = _WHEN[verdict.kind].format(
+        delay=duration(verdict.delay_ns),
+        first=verdict.first_step,
+        last=verdict.last_step,
+        affected=verdict.affected_steps,
+        steps=plural(verdict.steps, "step"),
+    )
+    ends = interval(verdict.delay_low_ns, verdict.delay_high_ns)
+    return amount + (f" ({verdict.confidence or 0:.0%} interval {ends})".replace("%", " %") if ends else "")
+
+
+def _cost(summary: Summary, verdict: Verdict) -> str:
+    now, without = verdict.step_time_ns, verdict.step_time_without_ns
+    if not now or without is None or verdict.lost_seconds is None:
+        return ""
+    lost = duration(verdict.lost_seconds * 1e9)
+    if verdict.lost_gpu_hours is not None and any(device.startswith("cuda") for device in summary.devices):
+        lost += f" or {hours(verdict.lost_gpu_hours)} GPU-hours"
+    return (
+        f"The other ranks wait for it: a step takes {duration(now)} and would take {duration(without)} without the "
+        f"delay, so {percent(1 - without / now)} of the time is lost: {lost} in {plural(verdict.steps, 'step')}."
+    )
+
+
+def _nobody(summary: Summary, verdict: Verdict) -> str:
+    compared = summary.stragglers.ranks["left_out"].null_count()
+    return (
+        f"No straggler: none of {plural(compared, 'rank')} is regularly later than the others, in "
+        f"{plural(verdict.steps, 'step')} of {duration(verdict.step_time_ns)} on average."
+    )
+
+
+def _time(summary: Summary, verdict: Verdict) -> str:
+    parts = _shares(summary, verdict)
+    if not parts:
+        return ""
+    large = [f"{PARTS[part]} {percent(share)}" for part, share in parts[:_MOST_PARTS]]
+    return f"Where the time of a step goes: {', '.join(large)}."
+
+
+def _lever(summary: Summary, verdict: Verdict) -> str:
+    for part, share in _shares(summary, verdict):
+        if part in _LEVER and share >= _LEVER_SHARE:
+            return f"Next: {_LEVER[part]}"
+    return "Next: there is little to gain between the ranks; faster forward and backward computation is what helps."
+
+
+def _shares(summary: Summary, verdict: Verdict) -> list[tuple[str, float]]:
+    """Parts of a step of the module that is judged, and their shares, the largest first."""
+    split = summary.step_split.filter(module=verdict.module) if verdict.module is not None else summary.step_split
+    rows = split.drop_nulls("share").sort("share", descending=True).select("part", "share")
+    return list(rows.unique("part", keep="first", maintain_order=True).iter_rows())

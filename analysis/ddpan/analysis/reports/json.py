@@ -1,0 +1,30 @@
+"""The report as one JSON object, for scripts; docs/json.md documents every key."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from ._answer import answer
+from ._records import SCHEMA_VERSION, run_record, tables, verdict_record
+
+if TYPE_CHECKING:
+    from ddpan.analysis.measures.summary import Summary
+
+__all__ = ["render"]
+
+
+def render(summary: Summary) -> str:
+    """The report as JSON: null where a value is not known, never NaN or Infinity."""
+    report = {
+        "schema_version": SCHEMA_VERSION,
+        "ddpan_version": version("ddpan"),
+        "answer": list(answer(summary)),
+        "verdict": verdict_record(summary.stragglers.verdict),
+        "named": [verdict_record(verdict) for verdict in summary.stragglers.named],
+        "run": run_record(summary),
+        "overlap_reason": summary.overlap.reason,
+        **tables(summary),
+    }
+    return json.dumps(report, indent=2, allow_nan=False) + "\n"
