@@ -28,7 +28,7 @@ Examples:
 """
 
 
-@click.command(name="summarize", epilog=_EPILOG)
+@click.command(name="summarize", short_help="Say which rank is slow, where and by how much.", epilog=_EPILOG)
 @click.argument("logs", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(list(REPORTS)), default="text", help="Form; text by default.")
 @click.option(

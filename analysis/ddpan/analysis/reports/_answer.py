@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ._sections import printable
-from ._units import duration, hours, interval, listed, percent, plural
+from ._units import duration, hours, interval, percent, plural
 
 if TYPE_CHECKING:
     from ddpan.analysis.measures.summary import Summary
@@ -62,6 +62,7 @@ _LEVER: Final = {
 }
 _LEVER_SHARE: Final = 0.1
 _MOST_PARTS: Final = 4
+_MOST_OTHERS: Final = 3
 
 
 def answer(summary: Summary) -> tuple[str, ...]:
@@ -80,11 +81,15 @@ def answer(summary: Summary) -> tuple[str, ...]:
 def _slow(summary: Summary, verdict: Verdict) -> tuple[str, ...]:
     first = f"{_rank(summary, verdict)} is slow {_WHERE[verdict.cause]}{_bucket(verdict)}: {_amount(verdict)}."
     others = [
-        f"rank {one.rank} {_WHERE[one.cause]} ({_amount(one)})" for one in summary.stragglers.named if one != verdict
+        f"rank {one.rank} {_WHERE[one.cause]}, {_amount(one)}" for one in summary.stragglers.named if one != verdict
     ]
-    also = f"Also slow: {listed(others, most=3)}." if others else ""
+    also = f"Also slow: {'; '.join(others[:_MOST_OTHERS])}{_more(len(others))}." if others else ""
     step = "Next: " + _NEXT[verdict.cause].format(rank=f"rank {verdict.rank}")
     return tuple(filter(None, (first, _cost(summary, verdict), also, step)))
+
+
+def _more(others: int) -> str:
+    return f"; and {others - _MOST_OTHERS} more ranks" if others > _MOST_OTHERS else ""
 
 
 def _rank(summary: Summary, verdict: Verdict) -> str:
@@ -140,7 +145,7 @@ def _time(summary: Summary, verdict: Verdict) -> str:
     parts = _shares(summary, verdict)
     if not parts:
         return ""
-    large = [f"{PARTS[part]} {percent(share)}" for part, share in parts[:_MOST_PARTS]]
+    large = [f"{percent(share)} {PARTS[part]}" for part, share in parts[:_MOST_PARTS]]
     return f"Where the time of a step goes: {', '.join(large)}."
 
 

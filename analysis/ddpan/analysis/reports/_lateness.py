@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from ddpan.analysis.measures.summary import Summary
+    from ddpan.analysis.measures.verdict import Verdict
 
 __all__ = ["buckets_section", "ranks_section"]
 
@@ -34,58 +35,69 @@ def ranks_section(summary: Summary) -> Section:
     """The ranks, the latest first; of many, the first ones and the median of all."""
     ranks = summary.stragglers.ranks.sort("module", "delay_ns", descending=[False, True], nulls_last=True)
     key_columns, key_cells = keys(ranks, "module")
-    show_host = len(summary.hosts) > 1
-    host = (Column("host", text=True, wraps=True),) if show_host else ()
+    with_host = len(summary.hosts) > 1
+    host = (Column("host", text=True, wraps=True),) if with_host else ()
     columns = (*key_columns, Column("rank"), Column("late"), Column("last"), *map(Column, _PHASES), *host)
-    cut = ranks.height > _MOST_RANKS
-    kept = ranks.head(_KEPT) if cut else ranks
-    rows = [
-        (*key_cells(row), str(row["rank"]), *_rank(row), *([printable(row["host"] or UNKNOWN)] if show_host else []))
-        for row in kept.iter_rows(named=True)
-    ]
+    rows: list[tuple[str, ...]] = []
+    for of_module in ranks.partition_by("module", maintain_order=True):
+        shown = _latest_ranks(of_module)
+        rows += ((*key_cells(row), *_rank(row, with_host=with_host)) for row in shown.iter_rows(named=True))
+        if shown.height < of_module.height:
+            middle = {**of_module.median().row(0, named=True), "rank": "median", "host": ""}
+            rows.append((*key_cells(shown.row(0, named=True)), *_rank(middle, with_host=with_host)))
     notes = [
         "late: how much later than the others the rank launches its last bucket; last: share of steps in which it is "
         "the last to do so; data to other: how much longer than in the others that phase takes (negative: shorter).",
     ]
-    if cut:
-        middle = ranks.median().row(0, named=True)
-        rows.append((*("" for _ in key_columns), "median", *_rank(middle), *([""] if show_host else [])))
-        notes.insert(0, f"{plural(ranks.height - kept.height, 'more rank')}; --format csv or json has all of them.")
+    if hidden := ranks.height - sum(row[len(key_columns)] != "median" for row in rows):
+        notes.insert(0, f"{plural(hidden, 'more rank')}; --format csv or json has all of them.")
     return Section("Ranks, the latest first (ms per step)", table=Table(columns, tuple(rows)), notes=tuple(notes))
 
 
 def buckets_section(summary: Summary) -> Section:
-    """The buckets in their order; of many, those that cost most."""
+    """The buckets in their order; of many, those that cost most and those where a rank becomes late."""
     buckets = summary.stragglers.buckets
     key_columns, key_cells = keys(buckets, "module", "layout")
     late = (Column("rank"), Column("late"), Column("last"))
     columns = (*key_columns, Column("bucket"), Column("size"), *map(Column, _BUCKET_TIMES), *late)
-    kept = _costliest(buckets)
     alone = len(summary.ranks) == 1
-    rows = ((*key_cells(row), *_bucket(row), *_latest(row, alone=alone)) for row in kept.iter_rows(named=True))
+    shown = [
+        row
+        for of_layout in buckets.partition_by("module", "layout", maintain_order=True)
+        for row in _telling_buckets(of_layout, summary.stragglers.verdict).iter_rows(named=True)
+    ]
+    rows = ((*key_cells(row), *_bucket(row), *_latest(row, alone=alone)) for row in shown)
     notes = [
         "flight: from launch to end; transfer: what that takes once all ranks are there; wait: for other ranks; "
         "exposed: not hidden behind the backward; queued: from the last gradient to the launch; late: how much later "
         "than the median the rank launches it, which is the slow one or else the one most often last; last: how often.",
     ]
-    if kept.height < buckets.height:
-        more = plural(buckets.height - kept.height, "more bucket")
-        notes.insert(0, f"{more} with less exposed time; --format csv or json has all of them.")
+    if hidden := buckets.height - len(shown):
+        notes.insert(0, f"{plural(hidden, 'more bucket')}, less exposed; --format csv or json has all of them.")
     return Section("Buckets (ms per step, means over ranks)", table=Table(columns, tuple(rows)), notes=tuple(notes))
 
 
-def _costliest(buckets: pl.DataFrame) -> pl.DataFrame:
+def _latest_ranks(ranks: pl.DataFrame) -> pl.DataFrame:
+    return ranks.head(_KEPT) if ranks.height > _MOST_RANKS else ranks
+
+
+def _telling_buckets(buckets: pl.DataFrame, verdict: Verdict) -> pl.DataFrame:
+    """The most exposed buckets, and the first late one with the one before it."""
     if buckets.height <= _MOST_BUCKETS:
         return buckets
-    worst = buckets.with_row_index("place").sort("exposed_ns", descending=True, nulls_last=True).head(_KEPT)
-    return worst.sort("place").drop("place")
+    exposed = buckets.sort("exposed_ns", descending=True, nulls_last=True).head(_KEPT)
+    first = verdict.first_late_bucket
+    turn = [] if first is None or verdict.module != buckets["module"][0] else [first - 1, first]
+    return buckets.filter(buckets["bucket"].is_in([*exposed["bucket"].to_list(), *turn]))
 
 
-def _rank(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _rank(row: Mapping[str, Any], *, with_host: bool) -> tuple[str, ...]:
     return (
+        str(row["rank"]),
         milliseconds(row["delay_ns"]),
         percent(row["last_share"]),
         *(milliseconds(row[f"{phase}_ns"]) for phase in _PHASES),
+        *((printable(UNKNOWN if row["host"] is None else row["host"]),) if with_host else ()),
     )
 
 

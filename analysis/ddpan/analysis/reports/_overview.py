@@ -59,7 +59,8 @@ def run_section(summary: Summary) -> Section:
         ("versions", _versions(summary.versions)),
     ]
     if run.job_id:
-        facts.insert(1, ("job", f"{printable(run.job_id)}, restarted {plural(run.restart, 'time')}"))
+        restarts = f", restarted {plural(run.restart, 'time')} before" if run.restart else ""
+        facts.insert(1, ("job", printable(run.job_id) + restarts))
     return Section("Run", facts=tuple(facts))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
 from ._records import Record, run_record, tables, verdict_record
+from ._sections import printable
 
 if TYPE_CHECKING:
     from ddpan.analysis.measures.summary import Summary
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "render"]
 
 _KEYS: Final = ("module", "layout", "rank", "bucket")
-_ITEMS: Final = ("window", "part", "kind")
-"""Columns that tell rows of a table apart beside `_KEYS`; they share the column ``item``."""
+_NAMES: Final = ("window", "part")
+"""What tells rows of a table apart beside `_KEYS`; it goes to the column ``item``."""
+
+Row = tuple[Any, ...]
 
 COLUMNS: Final = ("table", *_KEYS, "item", "metric", "value")
 """The header."""
@@ -31,30 +34,33 @@ def render(summary: Summary) -> str:
     return file.getvalue()
 
 
-def _rows(summary: Summary) -> Iterator[tuple[Any, ...]]:
-    yield from _melted("run", run_record(summary), keys=())
-    yield from _melted("verdict", verdict_record(summary.stragglers.verdict), keys=())
+def _rows(summary: Summary) -> Iterator[Row]:
+    yield from _melted("run", "", run_record(summary), keys=())
+    yield from _melted("verdict", "", verdict_record(summary.stragglers.verdict), keys=())
+    for number, verdict in enumerate(summary.stragglers.named):
+        yield from _melted("named", number, verdict_record(verdict), keys=())
     for table, records in tables(summary).items():
-        keys = (*_KEYS, *_ITEMS) if table != "buckets" else ("module", "layout", "bucket")
-        for record in records:
-            yield from _melted(table, record, keys=keys)
+        # The rank of a bucket is a result: the one that is late at it.
+        keys = tuple(key for key in (*_KEYS, *_NAMES) if (table, key) != ("buckets", "rank"))
+        for number, record in enumerate(records):
+            item = next((record[name] for name in _NAMES if name in record), number if table == "problems" else "")
+            yield from _melted(table, item, record, keys=keys)
 
 
-def _melted(table: str, record: Record, *, keys: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
+def _melted(table: str, item: int | str, record: Record, *, keys: Sequence[str]) -> Iterator[Row]:
     """One row for each value of ``record`` that is no key."""
     place = tuple(_field(record[key]) if key in keys and key in record else "" for key in _KEYS)
-    item = next((record[key] for key in _ITEMS if key in keys and key in record), "")
     for metric, value in record.items():
         if metric not in keys:
             yield (table, *place, item, metric, _field(value))
 
 
 def _field(value: Any) -> Any:
-    """A value as one field: lists with semicolons, so that commas stay the separator of the file."""
+    """A value as one field without line breaks; lists with semicolons, as commas separate the fields."""
     if isinstance(value, dict):
-        return "; ".join(f"{name}: {_field(one)}" for name, one in value.items())
+        return "; ".join(f"{_field(name)}: {_field(one)}" for name, one in value.items())
     if isinstance(value, list):
         return "; ".join(str(_field(one)) for one in value)
-    if isinstance(value, bool):
-        return str(value).lower()
+    if isinstance(value, str):
+        return printable(value)
     return "" if value is None else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ._answer import answer
@@ -17,9 +17,11 @@ __all__ = ["render"]
 
 def render(summary: Summary) -> str:
     """The report as JSON: null where a value is not known, never NaN or Infinity."""
+    # Loaded on use: it takes as long as all other imports of the reports together, for text and CSV in vain.
+    metadata = import_module("importlib.metadata")
     report = {
         "schema_version": SCHEMA_VERSION,
-        "ddpan_version": version("ddpan"),
+        "ddpan_version": metadata.version("ddpan"),
         "answer": list(answer(summary)),
         "verdict": verdict_record(summary.stragglers.verdict),
         "named": [verdict_record(verdict) for verdict in summary.stragglers.named],
