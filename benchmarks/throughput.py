@@ -1,10 +1,10 @@
 """How fast `ddpan summarize` is: the whole process against the barest polars query over the same files.
 
-    python benchmarks/throughput.py [--ranks 64] [--steps 2000] [--buckets 30] [--pairs 5]
+    python benchmarks/throughput.py [--ranks 64] [--steps 2000] [--buckets 30] [--rounds 5]
 
 The query reads launches and ends, takes the shortest duration of each bucket and averages the rest by rank, which is
-the least that any answer needs. Both run in fresh processes, in turn; the ratio is the median over pairs. The same is
-then done with four times the steps. Prints the figures and exits with 1 if one of them misses its limit.
+the least that any answer needs. Both run in fresh processes, also over a log with four times the steps, all in turn;
+ratios are taken within a round and are medians over rounds. Exits with 1 if a figure misses its limit.
 """
 
 from __future__ import annotations
@@ -54,30 +54,6 @@ class Measurement:
     memory_gb: float
 
 
-@dataclass(frozen=True)
-class Series:
-    """Measurements of both processes over one log, in pairs."""
-
-    summarize: list[Measurement]
-    query: list[Measurement]
-
-    @property
-    def ratio(self) -> float:
-        """Median over pairs of the ratio of times."""
-        pairs = zip(self.summarize, self.query, strict=True)
-        return statistics.median(ours.seconds / bare.seconds for ours, bare in pairs)
-
-    @property
-    def seconds(self) -> float:
-        """Median time of `ddpan summarize`."""
-        return statistics.median(one.seconds for one in self.summarize)
-
-    @property
-    def memory_gb(self) -> float:
-        """Highest peak memory of `ddpan summarize`."""
-        return max(one.memory_gb for one in self.summarize)
-
-
 def write(folder: Path, *, ranks: int, steps: int, buckets: int) -> None:
     """Write the log that is measured, with the recorder's own writer."""
     fault = Fault(rank=ranks // 2, cause="backward", delay_ns=10_000_000)
@@ -100,56 +76,64 @@ def measure(command: list[str]) -> Measurement:
     return Measurement(time.perf_counter() - begin, usage.ru_maxrss / 1e6)
 
 
-def compare(folder: Path, pairs: int) -> Series:
-    """Measure both processes ``pairs`` times, the order within a pair drawn at random; one round before warms up."""
-    commands = {
-        "summarize": [sys.executable, "-m", "ddpan.analysis", "summarize", str(folder)],
-        "query": [sys.executable, "-c", QUERY, str(folder)],
-    }
+def measure_in_turn(commands: dict[str, list[str]], rounds: int) -> dict[str, list[Measurement]]:
+    """Run each command once per round, in an order drawn anew; one round before them warms up and does not count."""
     measured: dict[str, list[Measurement]] = {name: [] for name in commands}
-    for number in range(pairs + 1):
-        for name in random.sample(list(commands), 2):
+    for number in range(rounds + 1):
+        for name in random.sample(list(commands), len(commands)):
             measurement = measure(commands[name])
             if number > 0:
                 measured[name].append(measurement)
-    return Series(**measured)
+    return measured
 
 
-def report(small: Series, large: Series, rows: int) -> bool:
+def median_ratio(above: list[Measurement], below: list[Measurement]) -> float:
+    """Median over rounds of the ratio of times within the round."""
+    return statistics.median(a.seconds / b.seconds for a, b in zip(above, below, strict=True))
+
+
+def report(measured: dict[str, list[Measurement]], rows: int) -> bool:
     """Print the figures; whether all are within their limits."""
-    bare = statistics.median(one.seconds for one in small.query)
-    print(f"{rows:,} collectives: summarize {small.seconds:.2f} s, query {bare:.2f} s (medians)")
-    bare = statistics.median(one.seconds for one in large.query)
-    print(f"{SCALE * rows:,} collectives: summarize {large.seconds:.2f} s, query {bare:.2f} s, ratio {large.ratio:.2f}")
+    print(f"{rows:,} collectives and {SCALE} times as many; medians over {len(measured['query'])} rounds")
+    for name, measurements in measured.items():
+        seconds = statistics.median(one.seconds for one in measurements)
+        print(f"  {name:<28} {seconds:6.2f} s  peak {max(one.memory_gb for one in measurements):.2f} GB")
+    ours, larger = measured["summarize"], measured["summarize, larger"]
+    peak, larger_peak = (max(one.memory_gb for one in measurements) for measurements in (ours, larger))
     figures = [
-        ("ratio to the query", small.ratio, RATIO_LIMIT),
-        ("peak memory, GB", small.memory_gb, MEMORY_LIMIT_GB),
-        (f"time for {SCALE} times the rows", large.seconds / small.seconds, TIME_SCALING_LIMIT),
-        (f"memory for {SCALE} times the rows", large.memory_gb / small.memory_gb, MEMORY_SCALING_LIMIT),
+        ("time against the query", median_ratio(ours, measured["query"]), RATIO_LIMIT),
+        ("peak memory, GB", peak, MEMORY_LIMIT_GB),
+        (f"time for {SCALE} times the rows", median_ratio(larger, ours), TIME_SCALING_LIMIT),
+        (f"memory for {SCALE} times the rows", larger_peak / peak, MEMORY_SCALING_LIMIT),
     ]
     for name, value, limit in figures:
-        print(f"  {name:<28} {value:6.2f}  limit {limit:.2f}  {'ok' if value <= limit else 'MISSED'}")
+        print(f"  {name:<28} {value:6.2f}    limit {limit:.2f}  {'ok' if value <= limit else 'MISSED'}")
     return all(value <= limit for _, value, limit in figures)
 
 
 def main() -> None:
     """Write both logs, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("ranks", 64), ("steps", 2000), ("buckets", 30), ("pairs", 5)):
+    for name, default in (("ranks", 64), ("steps", 2000), ("buckets", 30), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        series = []
-        for number, scale in enumerate((1, SCALE)):
-            log = Path(folder) / str(number)
+        logs = [Path(folder) / "log", Path(folder) / "larger"]
+        for log, scale in zip(logs, (1, SCALE), strict=True):
             shape = {"ranks": options.ranks, "steps": scale * options.steps, "buckets": options.buckets}
             # In a process of its own, so that this one stays small beside those that are measured.
             writer = multiprocessing.get_context("spawn").Process(target=write, args=(log,), kwargs=shape)
             writer.start()
             writer.join()
-            series.append(compare(log, options.pairs))
-    rows = options.ranks * options.steps * options.buckets
-    raise SystemExit(0 if report(series[0], series[1], rows) else 1)
+        summarize = [sys.executable, "-m", "ddpan.analysis", "summarize"]
+        commands = {
+            "summarize": [*summarize, str(logs[0])],
+            "query": [sys.executable, "-c", QUERY, str(logs[0])],
+            "summarize, larger": [*summarize, str(logs[1])],
+            "query, larger": [sys.executable, "-c", QUERY, str(logs[1])],
+        }
+        measured = measure_in_turn(commands, options.rounds)
+    raise SystemExit(0 if report(measured, options.ranks * options.steps * options.buckets) else 1)
 
 
 if __name__ == "__main__":

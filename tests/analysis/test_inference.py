@@ -66,6 +66,9 @@ class TestBuildingBlocks:
         assert median(values, axis)[known] == pytest.approx(expected)
         assert np.isnan(median(values, axis)[~known]).all()
 
+    def test_median_of_nothing_is_unknown(self) -> None:
+        assert np.isnan(median(np.zeros((0, 3)))).tolist() == [True] * 3
+
     @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 9])
     def test_excess_is_over_the_median_of_the_others(self, ranks: int) -> None:
         values = np.random.default_rng(ranks).integers(0, 6, (50, ranks)).astype(float)  # with ties

@@ -27,7 +27,7 @@ Example:
 """
 
 
-@click.command("demo", epilog=_EPILOG)
+@click.command("demo", epilog=_EPILOG, short_help="Record and diagnose a real training on this machine.")
 @click.option(
     "--fault", type=click.Choice(_FAULTS), default="backward", show_default=True, help="Where one rank waits."
 )

@@ -13,6 +13,7 @@ import polars as pl
 
 from ..run import Run
 from ._inference import Matrix, row_means
+from ._own_time import own_time
 from .facts import Facts
 
 __all__ = ["PHASES", "Arrivals", "find_arrivals"]
@@ -33,7 +34,8 @@ class Arrivals:
         ranks: those that are compared, ascending; the columns.
         silent: members that are not compared although they took part, and why. Any of them may be the slow one.
         steps: numbers of the steps in which at least two ranks and half of them are known, ascending; the rows.
-        arrival_ns: launch of the last bucket since the start of the step, shape (steps, ranks), NaN where unknown.
+        arrival_ns: launch of the last bucket since the start of the step, without time in other collectives, shape
+            (steps, ranks), NaN where unknown.
         phases_ns: the part of it spent in each of `PHASES`, by phase, of the same shape.
         step_time_ns: time of each step, shape (steps,), NaN where unknown.
     """
@@ -46,6 +48,11 @@ class Arrivals:
     arrival_ns: Matrix
     phases_ns: Mapping[str, Matrix]
     step_time_ns: Matrix
+
+    def waits_ns(self) -> Matrix:
+        """Mean time over steps that each rank waits for the latest one, shape (ranks,)."""
+        latest = np.max(np.where(np.isnan(self.arrival_ns), -np.inf, self.arrival_ns), axis=1)
+        return row_means((latest[:, None] - self.arrival_ns).T)
 
     def lost_ns(self, rank: int) -> Matrix:
         """Time that the rank in column ``rank`` made the others wait in each step, shape (steps,); NaN where unknown.
@@ -60,8 +67,9 @@ class Arrivals:
 def find_arrivals(run: Run, facts: Facts) -> list[Arrivals]:
     """The ranks of ``run`` that can be compared with each other: one `Arrivals` per module and process group."""
     found = []
-    for module in facts.steps["module"].unique().sort():
-        rows = facts.steps.filter((pl.col("module") == module) & ~pl.col("warmup"))
+    steps = own_time(run)
+    for module in steps["module"].unique().sort():
+        rows = steps.filter((pl.col("module") == module) & ~pl.col("warmup"))
         groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         for rank in run.ranks:
             if (members := _members(run, rank, module)) is not None:

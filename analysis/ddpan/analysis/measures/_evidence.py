@@ -26,7 +26,7 @@ from ._inference import (
 )
 from ._stretch import exceedance_p_values, find_stretches
 
-__all__ = ["SHORTEST_STRETCH", "SIGNIFICANCE", "SMALLEST_SHARE", "Evidence", "late_p_values", "weigh"]
+__all__ = ["LEAST_BLOCKS", "SHORTEST_STRETCH", "SIGNIFICANCE", "SMALLEST_SHARE", "Evidence", "late_p_values", "weigh"]
 
 SIGNIFICANCE: Final = 0.01
 """Adjusted p-value below which a rank may be named."""
@@ -36,6 +36,9 @@ SMALLEST_SHARE: Final = 0.01
 
 SHORTEST_STRETCH: Final = 3
 """Blocks that a stretch, and the rest of the run beside it, must have for a change to be tested."""
+
+LEAST_BLOCKS: Final = 4
+"""Independent blocks of steps below which no rank is named."""
 
 _MOST_BLOCKS: Final = 64
 _TREND_BLOCKS: Final = 32
@@ -142,7 +145,7 @@ class Evidence:
         """Steps at which a rank that is always the latest could be named, given the correlation found."""
         ranks = self.excess_ns.shape[1]
         length = self.excess_ns.shape[0] / len(self.blocks_ns)
-        for count in range(2, _MOST_BLOCKS):
+        for count in range(LEAST_BLOCKS, _MOST_BLOCKS):
             always_last = np.tile(np.arange(ranks, dtype=np.float64), (count, 1))
             if 2 * ranks * place_p_values(always_last)[-1] < SIGNIFICANCE:
                 return int(np.ceil(count * length))

@@ -30,13 +30,11 @@ class Presence:
 
     def add(self, rows: pl.DataFrame) -> None:
         """Note rows of the table ``collectives``."""
-        numbers = rows["group"].unique().to_list()
-        for number in numbers:
-            of_number = rows if len(numbers) == 1 else rows.filter(pl.col("group") == number)
-            sets = {self._members(rank, number) for rank in of_number["rank"].unique()}
-            for members in sets:
-                chosen = of_number if len(sets) == 1 else of_number.filter(pl.col("rank").is_in(members))
-                self._note((number, members), chosen["rank"].to_numpy(), chosen["seq"].to_numpy())
+        numbers, ranks, seq = (rows[name].to_numpy() for name in ("group", "rank", "seq"))
+        for number in np.flatnonzero(np.bincount(numbers)).tolist():
+            chosen = numbers == number
+            of_number = (ranks, seq) if chosen.all() else (ranks[chosen], seq[chosen])
+            self._add_group(number, *of_number)
 
     def recorded(self, rank: int) -> int:
         """Collectives recorded by ``rank``."""
@@ -54,6 +52,14 @@ class Presence:
     def _members(self, rank: int, group: int) -> tuple[int, ...]:
         info = self._metadata[rank]["groups"].get(str(group))
         return tuple(info["ranks"]) if info else tuple(self._metadata)
+
+    def _add_group(self, number: int, ranks: npt.NDArray[np.uint32], seq: npt.NDArray[np.uint64]) -> None:
+        present = np.flatnonzero(np.bincount(ranks)).tolist()
+        known = [rank for rank in present if rank in self._metadata]
+        for members in {self._members(rank, number) for rank in known}:
+            own = [rank for rank in known if rank in members]
+            chosen = slice(None) if own == present else np.isin(ranks, own)
+            self._note((number, members), ranks[chosen], seq[chosen])
 
     def _note(self, group: _Group, ranks: npt.NDArray[np.uint32], seq: npt.NDArray[np.uint64]) -> None:
         counts = self._counts.setdefault(group, np.zeros(max(self._metadata) + 1, np.int64))

@@ -57,6 +57,8 @@ def median(values: Matrix, axis: int = 0) -> Matrix:
 
     The same as ``numpy.nanmedian``, without its loop over slices and its warnings.
     """
+    if values.shape[axis] == 0:
+        return np.full(np.delete(values.shape, axis), np.nan)
     ordered = np.sort(values, axis=axis)
     count = np.expand_dims(np.sum(~np.isnan(values), axis=axis), axis)
     low = np.take_along_axis(ordered, np.maximum(count - 1, 0) // 2, axis)

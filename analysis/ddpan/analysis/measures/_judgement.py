@@ -7,14 +7,13 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ..run import Run
 from . import _reasons as reasons
 from ._arrivals import Arrivals
 from ._cause import find_cause, first_late_bucket
-from ._evidence import SIGNIFICANCE, Evidence, weigh
+from ._evidence import LEAST_BLOCKS, SIGNIFICANCE, Evidence, weigh
 from ._inference import CONFIDENCE, Matrix
 from ._pattern import Pattern, find_pattern, is_rotating
 from .facts import Facts
@@ -68,9 +67,10 @@ class Judgement:
     def named(self) -> tuple[Verdict, ...]:
         """Verdicts that name a rank, the costliest first."""
         evidence = self.evidence
-        if evidence is None or len(self.arrivals.steps) < LEAST_STEPS:
+        if evidence is None or len(self.arrivals.steps) < LEAST_STEPS or len(evidence.blocks_ns) < LEAST_BLOCKS:
             return ()
-        patterns = {int(rank): find_pattern(evidence, int(rank)) for rank in self._suspects(evidence)}
+        suspects = np.flatnonzero(evidence.p_values < SIGNIFICANCE).tolist()
+        patterns = {rank: find_pattern(evidence, rank) for rank in suspects}
         verdicts = [self._verdict(evidence, rank, pattern) for rank, pattern in patterns.items() if pattern is not None]
         return tuple(sorted(verdicts, key=lambda verdict: -(verdict.delay_ns or 0) * (verdict.affected_steps or 0)))
 
@@ -99,9 +99,6 @@ class Judgement:
             lost = sum(float(np.nanmean(arrivals.lost_ns(rank))) for rank in range(len(arrivals.ranks)))
             return "rotating", reasons.rotating(arrivals, lost)
         return "none", reasons.nobody(arrivals, evidence, self.last_shares)
-
-    def _suspects(self, evidence: Evidence) -> npt.NDArray[np.intp]:
-        return np.flatnonzero(evidence.p_values < SIGNIFICANCE)
 
     def _verdict(self, evidence: Evidence, rank: int, pattern: Pattern) -> Verdict:
         arrivals = self.arrivals

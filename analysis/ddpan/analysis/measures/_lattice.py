@@ -109,7 +109,7 @@ class LatticeBuilder:
     def build(self, block: Block) -> Lattice | None:
         """Lay out the peers' rows of ``block``; None if it has none."""
         steps = _synchronised(self._own(block.steps))
-        slots = match(self._own(block.collectives))
+        slots = match(self._own(block.collectives.lazy().drop_nulls(["step", "bucket"]).collect()))
         if steps.height + slots.rows.height == 0:
             return None
         numbers = np.union1d(steps["step"].unique().to_numpy(), slots.steps).astype(np.int64)

@@ -46,8 +46,9 @@ class Stragglers:
     compared, and ``left_out`` says why:
 
     - ``host``; ``steps``: compared steps in which the rank's arrival is known.
-    - ``lateness_ns``: median over steps of the launch of the last bucket, less the median over ranks.
-    - ``wait_ns``: mean over steps of the time that it waited for others in its buckets, summed over them.
+    - ``lateness_ns``: median over steps of the launch of the last bucket, less the median over ranks. Time in
+      collectives that are no buckets does not count: there ranks wait for others.
+    - ``wait_ns``: mean over steps of the time that it waited for the latest rank.
     - ``last_share``: share of the steps in which it launched its last bucket last.
     - ``data_ns``, ``forward_ns``, ``backward_ns``, ``optimizer_ns``, ``other_ns``: median over steps of the time it
       spent in a phase, less the median of the other ranks. They need not add up to the delay exactly.
@@ -86,7 +87,7 @@ def stragglers(run: Run) -> Stragglers:
     return Stragglers(
         verdict=named[0] if named else _unnamed(judgements),
         named=tuple(named),
-        ranks=_ranks(run, known.steps, judgements),
+        ranks=_ranks(run, judgements),
         buckets=_buckets(known.buckets, named),
     )
 
@@ -99,22 +100,19 @@ def _unnamed(judgements: Sequence[Judgement]) -> Verdict:
     return min((one.unnamed() for one in judgements), key=lambda verdict: order.index(verdict.kind))
 
 
-def _ranks(run: Run, steps: pl.DataFrame, judgements: Sequence[Judgement]) -> pl.DataFrame:
+def _ranks(run: Run, judgements: Sequence[Judgement]) -> pl.DataFrame:
     tables = [pl.DataFrame(_rank_columns(one), schema_overrides=_RANK_SCHEMA) for one in judgements]
     silent = [
         {"module": one.arrivals.module, "rank": rank, "left_out": why}
         for one in judgements
         for rank, why in one.arrivals.silent.items()
     ]
-    waits = steps.filter(~pl.col("warmup")).group_by("module", "rank").agg(pl.col("wait_ns").mean())
     hosts = {rank: metadata["host"] for rank, metadata in run.metadata.items()}
-    table = pl.concat([pl.DataFrame(schema=_RANK_SCHEMA).drop("wait_ns", "host"), *tables], how="diagonal")
-    table = pl.concat([table, pl.DataFrame(silent, schema_overrides=_RANK_SCHEMA)], how="diagonal")
+    silent_table = pl.DataFrame(silent, schema_overrides=_RANK_SCHEMA)
+    table = pl.concat([pl.DataFrame(schema=_RANK_SCHEMA), *tables, silent_table], how="diagonal")
     return (
-        table.join(waits, on=["module", "rank"], how="left")
-        .with_columns(host=pl.col("rank").replace_strict(hosts, default=None, return_dtype=pl.String))
+        table.with_columns(host=pl.col("rank").replace_strict(hosts, default=None, return_dtype=pl.String))
         .with_columns(pl.col(pl.Float64).fill_nan(None))
-        .with_columns(wait_ns=pl.when(pl.col("left_out").is_null()).then("wait_ns"))
         .select(pl.col(name).cast(dtype) for name, dtype in _RANK_SCHEMA.items())
         .sort("module", "lateness_ns", "rank", descending=[False, True, False], nulls_last=True)
     )
@@ -131,6 +129,7 @@ def _rank_columns(one: Judgement) -> dict[str, Any]:
         "rank": arrivals.ranks,
         "steps": np.sum(~np.isnan(evidence.excess_ns), axis=0),
         "lateness_ns": median(arrivals.arrival_ns - middle),
+        "wait_ns": arrivals.waits_ns(),
         "last_share": one.last_shares,
         "delay_ns": evidence.interval.middle.copy(),
         "delay_low_ns": evidence.interval.low.copy(),

@@ -10,6 +10,7 @@ from typing import Any, Final
 import polars as pl
 
 from ..run import Problem, Run, RunInfo
+from ._own_time import own_time
 from .facts import WARMUP_STEPS, Facts, facts
 from .overlap import Overlap, overlap
 from .statistics import Statistics, statistics
@@ -41,7 +42,8 @@ class Summary:
 
     ``step_split`` has one row per module and part of a step (`PARTS`): ``mean_ns`` over ranks and steps outside warm-up
     of which all is known, and ``share`` of the step time. Backward ends when a rank launches its last bucket; from then
-    it waits for the last rank (``wait``) and for the transfer. ``before_first_bucket`` is what lies between the end of
+    it waits for the last rank (``wait``) and for the transfer. Time in collectives that are no buckets, such as the
+    broadcast of buffers, is wait or transfer too, not forward. ``before_first_bucket`` is what lies between the end of
     forward and the launch of the first bucket: the loss, code before ``backward()``, the layers of that bucket.
 
     Attributes:
@@ -99,7 +101,7 @@ def summarize(run: Run, *, progress: Callable[[float], None] | None = None) -> S
         versions={name: tuple(sorted(found)) for name, found in sorted(versions.items())},
         devices=tuple(sorted({metadata["device"] for metadata in run.metadata.values()})),
         modules=_modules(run, known),
-        step_split=_step_split(known.steps),
+        step_split=_step_split(own_time(run)),
         gaps=known.gaps,
         warmup_rule=_warmup_rule(run.skip_warmup),
         problems=known.problems,

@@ -1,0 +1,109 @@
+"""A rank's own time: the facts without what it spent in blocking collectives that are not buckets.
+
+DDP broadcasts buffers, such as those of BatchNorm, from rank 0 at the start of the forward, SyncBatchNorm gathers
+within it, and users reduce losses. There ranks wait for each other before they reach their buckets: if rank 0 is late
+with its data, all others spend the delay in their forward and launch their last buckets no sooner than rank 0. With
+that taken out, each rank's time from the start of a step to its last bucket is its own again, and so is each phase.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import polars as pl
+
+from ..run import Run, load
+from .facts import facts
+
+__all__ = ["own_time"]
+
+_KEYS: Final = ("module", "rank", "step")
+_PLACES: Final = ("before", "forward", "backward")
+
+_cache: WeakKeyDictionary[Run, pl.DataFrame] = WeakKeyDictionary()
+
+
+def own_time(run: Run) -> pl.DataFrame:
+    """The table ``Facts.steps`` with ``arrival_ns`` and its phases reduced to the rank's own time; kept with the run.
+
+    Time in a collective outside the phases known by their moments is taken from ``other_ns`` first, then from
+    ``optimizer_ns``, where an optimizer with sharded state communicates.
+    """
+    known = _cache.get(run)
+    if known is None:
+        known = _cache[run] = _own_time(run)
+    return known
+
+
+def _own_time(run: Run) -> pl.DataFrame:
+    steps = facts(run).steps
+    spans = _spans(run)
+    if spans.is_empty() or steps.is_empty():
+        return steps
+    inside = [_inside(steps.filter(pl.col("module") == module), spans) for module in steps["module"].unique()]
+    of_place = [pl.col("span").filter(pl.col("place") == place).sum().alias(place) for place in _PLACES]
+    spent = pl.concat(inside).group_by(_KEYS).agg(of_place)
+    before, forward, backward = (pl.col(place).fill_null(0) for place in _PLACES)
+    from_other = pl.min_horizontal(before, pl.col("other_ns").fill_null(0))
+    return (
+        steps.join(spent, on=_KEYS, how="left", maintain_order="left")
+        .with_columns(
+            pl.col("arrival_ns") - before - forward - backward,
+            pl.col("forward_ns") - forward,
+            pl.col("backward_ns") - backward,
+            pl.col("other_ns") - from_other,
+            pl.col("optimizer_ns") - (before - from_other),
+        )
+        .select(steps.columns)
+    )
+
+
+def _spans(run: Run) -> pl.DataFrame:
+    """Time that each rank spent in collectives that are no buckets; what overlaps counts once, with the earlier one."""
+    # Where steps were chosen, the run leaves out what belongs to no step.
+    whole = run if run.step_range is None else load(run.path, run=run.id, ranks=run.ranks)
+    others = whole.collectives().filter(pl.col("module").is_null() & pl.col("end_ns").is_not_null())
+    rows = others.select("rank", "launch_ns", "end_ns").collect().sort("rank", "launch_ns")
+    ended = pl.col("end_ns").cum_max().shift(1).over("rank").fill_null(0)
+    begin = pl.max_horizontal("launch_ns", ended)
+    return rows.with_columns(span=(pl.col("end_ns") - begin).clip(0)).sort("launch_ns")
+
+
+def _inside(steps: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Spans in which a rank was blocked on its way to the last bucket of a step, by (module, rank, step) and place."""
+    # During a collective that blocks the rank nothing else begins or ends there; one that runs beside its work does
+    # not delay it.
+    blocked = pl.all_horizontal(
+        (pl.col(moment) <= pl.col("launch_ns")) | (pl.col("end_ns") <= pl.col(moment))
+        for moment in ("forward_start", "forward_end", "first_launch", "last_launch")
+    )
+    place = (
+        pl.when(pl.col("end_ns") <= pl.col("forward_start"))
+        .then(pl.lit("before"))
+        .when(pl.col("end_ns") <= pl.col("forward_end"))
+        .then(pl.lit("forward"))
+        .otherwise(pl.lit("backward"))
+    )
+    found = _in_windows(steps, spans).filter(blocked & (pl.col("end_ns") <= pl.col("last_launch")))
+    return found.select(*_KEYS, "span", place=place).collect()
+
+
+def _in_windows(steps: pl.DataFrame, spans: pl.DataFrame) -> pl.LazyFrame:
+    """Each span with the moments of the step of ``steps`` that its rank had last begun."""
+    forward = pl.col("forward_ns") // pl.col("micro_batches")
+    windows = steps.lazy().select(
+        *_KEYS,
+        at="step_start_ns",
+        forward_start="forward_start_ns",
+        forward_end=pl.col("forward_start_ns") + forward,
+        first_launch=pl.col("step_start_ns") + pl.col("first_arrival_ns"),
+        last_launch=pl.col("step_start_ns") + pl.col("arrival_ns"),
+    )
+    names = ("module", "step", "forward_start", "forward_end", "first_launch", "last_launch")
+    events = pl.concat([windows.drop_nulls(), spans.lazy().with_columns(at="launch_ns")], how="diagonal")
+    return (
+        events.sort("rank", "at")
+        .with_columns(pl.col(names).forward_fill().over("rank"))
+        .filter(pl.col("span").is_not_null() & pl.col("step").is_not_null())
+    )

@@ -1,0 +1,11 @@
+"""Ways in which people use DDP: how each trains, and what its log must say."""
+
+from __future__ import annotations
+
+from . import accumulation, construction
+from ._mode import Log, Mode, Run, Trained, World
+
+__all__ = ["MODES", "Log", "Mode", "Run", "Trained", "World"]
+
+MODES = (*accumulation.MODES, *construction.MODES)
+"""Every mode."""
