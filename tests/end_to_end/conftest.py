@@ -131,10 +131,10 @@ def environment(log_dir: Path | None, extra: dict[str, str] | None) -> dict[str,
     return kept | (extra or {})
 
 
-def run_process(command: list[str], *, env: dict[str, str], out: Path, timeout: float) -> Outcome:
+def run_process(command: list[str], *, env: dict[str, str], out: Path, cwd: Path, timeout: float = 120) -> Outcome:
     """Run a command to its end; when the time is over, it and all its children are killed."""
     process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         stdout, stderr = process.communicate(timeout=timeout)
@@ -156,12 +156,11 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
         log_dir: Path | None = None,
         env: dict[str, str] | None = None,
         check: bool = True,
-        timeout: float = 120,
     ) -> Outcome:
         out = tmp_path_factory.mktemp(script)
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command = [*torchrun, str(SCRIPTS / f"{script}.py"), str(out), *arguments]
-        outcome = run_process(command, env=environment(log_dir, env), out=out, timeout=timeout)
+        outcome = run_process(command, env=environment(log_dir, env), out=out, cwd=out)
         if check:
             assert outcome.returncode == 0, outcome.stderr
         return outcome
@@ -189,7 +188,7 @@ def run_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcom
     def start(script: str, *, log_dir: Path | None = None, env: dict[str, str] | None = None) -> Outcome:
         out = tmp_path_factory.mktemp(script)
         command = [sys.executable, str(SCRIPTS / f"{script}.py"), str(out)]
-        outcome = run_process(command, env=environment(log_dir, env), out=out, timeout=120)
+        outcome = run_process(command, env=environment(log_dir, env), out=out, cwd=tmp_path_factory.mktemp("cwd"))
         assert outcome.returncode == 0, outcome.stderr
         return outcome
 

@@ -74,6 +74,7 @@ def train_all(rank: int, size: int, out: str, logs: str, names: list[str]) -> No
     for name in names:
         [mode] = [mode for mode in MODES if mode.name == name]
         listening = sys.stderr = Listening(sys.__stderr__)
+        print(f"mode {name}", file=sys.stderr) if rank == 0 else None
         begin_ns, begin_cpu = time.time_ns(), time.process_time()
         trained = run(mode, World(rank=rank, size=size, out=Path(out), start=start))
         stop()

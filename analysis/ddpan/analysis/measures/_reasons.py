@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ._arrivals import Arrivals
-from ._evidence import SMALLEST_SHARE, Evidence
+from ._evidence import Evidence
 from ._inference import Matrix
 from .verdict import Verdict
 
@@ -62,11 +62,12 @@ def _bucket(verdict: Verdict) -> str:
 def nobody(arrivals: Arrivals, evidence: Evidence, last_shares: Matrix) -> str:
     """Why no rank is named although there is enough to judge."""
     spread = float(np.max(evidence.level_ns) - np.min(evidence.level_ns))
+    floor = max(evidence.floor_ns(rank) for rank in range(len(arrivals.ranks)))
     return (
         f"No rank stands out in {len(arrivals.steps)} steps: the typical arrivals of the {len(arrivals.ranks)} ranks "
         f"lie within {duration(spread)} of each other, beside {duration(evidence.noise_ns)} of noise from step to "
         f"step, and each rank is the last in {np.min(last_shares):.0%} to {np.max(last_shares):.0%} of the steps. "
-        f"A steady delay under {duration(SMALLEST_SHARE * evidence.step_time_ns)} would not be named."
+        f"A steady delay under {duration(floor)} would not be named."
     )
 
 
