@@ -13,7 +13,12 @@ from typing import Final
 
 import click
 
+from ddpan import analysis
 from ddpan.analysis.errors import UsageError
+from ddpan.analysis.reports import console
+
+from ._output import emit
+from ._terminal import terminal_for
 
 __all__ = ["command"]
 
@@ -57,8 +62,11 @@ def command(*, fault: str, rank: int, delay_ms: float, steps: int, ranks: int, l
     began = time.monotonic()
     _train(folder, ranks, ["--fault", fault, "--rank", str(rank), "--delay-ms", str(delay_ms), "--steps", str(steps)])
     click.echo(f"Trained in {time.monotonic() - began:.0f} s.\n", err=True)
-    _report(folder)
-    click.echo(f"\nThe demo put in: {told}.\nThe log is in {folder}; read it again with: ddpan summarize {folder}")
+    summary = analysis.summarize(analysis.load(folder))
+    emit(console.render(summary, terminal=terminal_for(None)), None)
+    found = summary.stragglers.verdict.reason
+    click.echo(f"\nThe demo put in {told}.\nddpan found: {found}")
+    click.echo(f"The log is in {folder}; read it again with: ddpan summarize {folder}")
 
 
 def _fresh_folder(log_dir: Path) -> Path:
@@ -85,9 +93,3 @@ def _train(folder: Path, ranks: int, options: list[str]) -> None:
         raise UsageError(
             f"the training failed with exit code {done.returncode}: {' '.join(done.stderr[-2000:].split())}"
         )
-
-
-def _report(folder: Path) -> None:
-    from .summarize import command as summarize
-
-    summarize.main([str(folder)], standalone_mode=False)

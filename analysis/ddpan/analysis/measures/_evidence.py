@@ -46,7 +46,7 @@ _TREND_EXPLAINS: Final = 0.8
 _LATE_SIGMAS: Final = 3.0
 _MOST_REFERENCES: Final = 8
 _RANKS_AT_ONCE: Final = 128
-_NOISE_SHARE: Final = 0.5
+_NOISE_SHARE: Final = 0.75
 _SPREAD_SIGMAS: Final = 3.0
 
 
@@ -59,7 +59,7 @@ class Evidence:
         excess_ns: lateness of each rank against the median of the others, shape (steps, ranks).
         step_time_ns: mean time of a step.
         noise_ns: spread of a healthy rank's lateness from step to step, as a standard deviation.
-        late_ns: lateness above which a rank is late in a step, not merely noisy.
+        late_ns: lateness above which each rank is late in a step, not merely noisy, shape (ranks,).
         correlation: steps after which the noise forgets itself, 1 or more.
         edges: edges of the nearly independent blocks of steps.
         blocks_ns: median lateness in each block, shape (blocks, ranks).
@@ -71,7 +71,7 @@ class Evidence:
     excess_ns: Matrix
     step_time_ns: float
     noise_ns: float
-    late_ns: float
+    late_ns: Matrix
     correlation: float
     edges: npt.NDArray[np.intp]
     blocks_ns: Matrix
@@ -134,7 +134,7 @@ class Evidence:
     def floor_ns(self, rank: int) -> float:
         """Delays of the rank in this column below this cannot be told from the differences between healthy ranks.
 
-        The largest of: half of the noise of one step, three times the spread of the other ranks' median latenesses,
+        The largest of: three quarters of the noise of one step, three times the spread of the other ranks' median latenesses,
         and the smallest delay worth naming.
         """
         others = np.delete(self.level_ns, rank)
@@ -165,12 +165,14 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
     residuals = _residuals(excess)
     noises = np.nan_to_num(MAD_TO_SIGMA * median(np.abs(residuals)))
     noise = float(np.median(noises))
-    late_ns = max(SMALLEST_SHARE * step_time_ns, _LATE_SIGMAS * noise)
+    # Ranks may differ in noise; a noisier one is no straggler, so each is measured by its own, or the usual if larger.
+    noises = np.maximum(noises, max(noise, 1.0))
+    late_ns = np.maximum(SMALLEST_SHARE * step_time_ns, _LATE_SIGMAS * noises)
     correlation = correlation_steps(residuals)
     edges = block_edges(len(excess), correlation, most=_MOST_BLOCKS)
     blocks = block_medians(excess, edges)
     stretches = find_stretches(blocks, shortest=SHORTEST_STRETCH)
-    stretch = exceedance_p_values(blocks, np.maximum(noises, max(noise, 1.0)), stretches)
+    stretch = exceedance_p_values(blocks, noises, stretches)
     # Half of the error that is allowed goes to the test for a steady delay, a quarter to each of the others.
     tests = (2 * place_p_values(blocks), 4 * late_p_values(excess, late_ns, edges), 4 * stretch)
     return Evidence(
@@ -186,9 +188,12 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
     )
 
 
-def late_p_values(excess_ns: Matrix, late_ns: float, edges: npt.NDArray[np.intp]) -> Matrix:
-    """Chance of a rank being the late one in so many blocks of those in which some rank is late, shape (ranks,)."""
-    beyond = np.nan_to_num(np.maximum(excess_ns - late_ns, 0.0))
+def late_p_values(excess_ns: Matrix, late_ns: Matrix, edges: npt.NDArray[np.intp]) -> Matrix:
+    """Chance of a rank being the late one in so many blocks of those in which some rank is late, shape (ranks,).
+
+    The late one of a block is the rank that is most beyond its own limit, ``late_ns``, relative to it.
+    """
+    beyond = np.nan_to_num(np.maximum(excess_ns / late_ns - 1, 0.0))
     totals = np.stack([beyond[a:b].sum(axis=0) for a, b in pairwise(edges)])
     hit = totals.max(axis=1) > 0
     counts = np.bincount(totals[hit].argmax(axis=1), minlength=excess_ns.shape[1])

@@ -16,6 +16,7 @@ __all__ = ["Pattern", "find_pattern", "is_rotating"]
 
 _OUTSIDE_SHARE: Final = 1 / 3
 _QUARTILE_SIGMAS: Final = 1.5
+_CLEAR_OF_LIMIT: Final = 5 / 3
 _ROTATING_SPREADS: Final = 1.5
 _MOST_BLOCKS: Final = 64
 
@@ -87,16 +88,20 @@ def _steady(evidence: Evidence, rank: int) -> Pattern | None:
 
 
 def _intermittent(evidence: Evidence, rank: int) -> Pattern | None:
-    """Slow in some steps here and there, which cost half as much as a delay worth naming in every step would."""
+    """Slow in some steps here and there, which cost half as much as a delay worth naming in every step would.
+
+    The late steps must stand clear of the limit from which they count: heavy-tailed noise just passes it.
+    """
     late = evidence.late[:, rank]
     if not late.any():
         return None
     excess = evidence.excess_ns[:, rank]
-    late = excess > max(evidence.late_ns, float(median(excess[late])) / 2)
+    late = excess > max(evidence.late_ns[rank], float(median(excess[late])) / 2)
     pattern = _measured("intermittent", evidence, rank, late)
     costly = float(excess[late].sum()) / len(excess) > evidence.smallest_ns / 2
+    clear = pattern.delay_ns > _CLEAR_OF_LIMIT * evidence.late_ns[rank]
     healthy = _healthy(evidence, rank, ~late, pattern)
-    return pattern if costly and healthy and _matters(evidence, rank, pattern) else None
+    return pattern if costly and clear and healthy and _matters(evidence, rank, pattern) else None
 
 
 def _healthy(evidence: Evidence, rank: int, steps: npt.NDArray[np.bool_], pattern: Pattern) -> bool:
