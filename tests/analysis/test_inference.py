@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from ddpan.analysis.measures._evidence import SIGNIFICANCE, weigh
+from ddpan.analysis.measures._evidence import SIGNIFICANCE, late_p_values, weigh
 from ddpan.analysis.measures._inference import (
     block_edges,
     block_medians,
@@ -144,6 +144,15 @@ class TestPValues:
         expected = [stats.binom.sf(k - 1, 14, 1 / 3) for k in (9, 5, 0)]
         assert frequency_p_values(np.array([9, 5, 0]), 14) == pytest.approx(expected)
         assert frequency_p_values(np.array([0, 0]), 0).tolist() == [1.0, 1.0]
+
+    def test_the_late_one_of_a_block_has_most_late_steps(self) -> None:
+        late = np.zeros((40, 4), np.bool_)
+        late[::4, 0] = late[1::8, 1] = True
+        edges = np.arange(0, 41, 4)  # rank 0 is late in all ten blocks, rank 1 as often in five of them
+        found = late_p_values(late, edges)
+        assert found[0] == pytest.approx(stats.binom.sf(7 - 1, 10, 1 / 4))  # 5 + 5 / 2, rounded down
+        assert found[1] == pytest.approx(stats.binom.sf(2 - 1, 10, 1 / 4))
+        assert found[2:].tolist() == [1.0, 1.0]
 
     def test_change_is_student_s_test_times_the_number_of_stretches(self) -> None:
         column = np.random.default_rng(3).normal(size=20)

@@ -263,9 +263,9 @@ def test_metadata_names_the_parameters_of_each_bucket(plain: Recorded, log: Rank
 
 
 def test_each_process_group_is_a_run_of_its_own(modes: Recorded) -> None:
-    assert len({run.path.name for run in modes.runs}) == 3
+    assert len({run.path.name for run in modes.runs}) == 4
     names = [run.ranks[0].metadata["modules"]["0"]["name"] for run in modes.runs]
-    assert names == ["Accumulating", "Evaluated", "Collecting"]
+    assert names == ["Accumulating", "Evaluated", "Collecting", "Interleaved"]
     for run in modes.runs:
         assert sorted(run.ranks) == [0, 1, 2]
         assert all(log.metadata["closed"] and log.metadata["counters"]["errors"] == 0 for log in run.ranks.values())
@@ -297,6 +297,15 @@ def test_evaluation_is_not_recorded(modes: Recorded) -> None:
         assert log.steps["micro_batch"].to_list() == [0] * 4
         assert log.buckets["step"].to_list() == [0, 1, 2, 3]
         assert log.steps["optimizer_end_ns"].null_count() == 0
+
+
+def test_buckets_belong_to_the_module_whose_backward_it_is(modes: Recorded) -> None:
+    """A forward that is never followed by a backward must not claim the buckets of another module's."""
+    for log in modes.run_of("Interleaved").ranks.values():
+        seen = log.buckets.sort("seq").select("module", "step")
+        assert list(seen.iter_rows()) == [(1, 0), (1, 1), (1, 2), (0, 0)]
+        reduced = log.steps.filter(pl.col("backward_end_ns").is_not_null()).sort("backward_end_ns")
+        assert list(reduced.select("module", "step").iter_rows()) == [(1, 0), (1, 1), (1, 2), (0, 0)]
 
 
 def own_collectives(log: RankLog) -> list[tuple[int, str, int]]:

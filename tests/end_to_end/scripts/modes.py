@@ -1,4 +1,4 @@
-"""Several trainings in one process, each in a process group of its own: accumulation, evaluation, own collectives."""
+"""Several trainings in one process, each in a process group of its own: accumulation, evaluation and more."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ class Evaluated(nn.Linear):
 
 
 class Collecting(nn.Linear):
+    """As above."""
+
+
+class Interleaved(nn.Linear):
     """As above."""
 
 
@@ -80,11 +84,21 @@ def collect() -> None:
     dist.barrier()
 
 
+def interleave() -> None:
+    """Two modules of one shape; each forward of the second comes after one of the first that has no backward."""
+    first, second = (DistributedDataParallel(Interleaved(8, 8)) for _ in range(2))
+    x = torch.randn(2, 8)
+    for _ in range(3):
+        first(x)
+        second(x).sum().backward()
+    first(x).sum().backward()
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-    modes: list[Callable[[], None]] = [accumulate, evaluate, collect]
+    modes: list[Callable[[], None]] = [accumulate, evaluate, collect, interleave]
     for mode in modes:
         dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/{mode.__name__}", **place)
         mode()

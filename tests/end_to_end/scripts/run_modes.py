@@ -6,6 +6,7 @@ torchrun it is one rank; started alone, it spawns two ranks with torch.multiproc
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import json
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.end_to_end.modes import MODES, Mode, Trained, World
+from tests.end_to_end.modes import MODES, Mode, World
 
 SPAWNED_RANKS = 2
 
@@ -53,17 +54,20 @@ def recorder(logs: str) -> tuple[Callable[[], None], Callable[[], None]]:
     return (lambda: collector.start(logs)), collector.stop
 
 
-def run(mode: Mode, world: World) -> Trained:
-    """One training, and its default process group."""
+def run(mode: Mode, world: World) -> tuple[list[str], dict[str, Any]]:
+    """One training and its default process group: digests of what it leaves behind, and what it tells."""
     torch.manual_seed(world.rank)
-    if mode.makes_group:
-        return mode.train(world)
-    place = f"file://{world.out}/{mode.name.replace(' ', '-')}"
-    dist.init_process_group("gloo", init_method=place, rank=world.rank, world_size=world.size)
+    if not mode.makes_group:
+        place = f"file://{world.out}/{mode.name.replace(' ', '-')}"
+        dist.init_process_group("gloo", init_method=place, rank=world.rank, world_size=world.size)
     trained = mode.train(world)
-    trained.tensors  # noqa: B018 - the gradients must be read before their group goes
-    dist.destroy_process_group()
-    return trained
+    tensors, told = [digest(tensor) for tensor in trained.tensors], trained.told
+    # A reducer that outlives its group ends gloo's threads while it holds the interpreter, for which they may wait.
+    del trained
+    gc.collect()
+    if not mode.makes_group:
+        dist.destroy_process_group()
+    return tensors, told
 
 
 def train_all(rank: int, size: int, out: str, logs: str, names: list[str]) -> None:
@@ -76,11 +80,11 @@ def train_all(rank: int, size: int, out: str, logs: str, names: list[str]) -> No
         listening = sys.stderr = Listening(sys.__stderr__)
         print(f"mode {name}", file=sys.stderr) if rank == 0 else None
         begin_ns, begin_cpu = time.time_ns(), time.process_time()
-        trained = run(mode, World(rank=rank, size=size, out=Path(out), start=start))
+        tensors, told = run(mode, World(rank=rank, size=size, out=Path(out), start=start))
         stop()
         facts[name] = {
-            "tensors": [digest(tensor) for tensor in trained.tensors],
-            "told": trained.told,
+            "tensors": tensors,
+            "told": told,
             "begin_ns": begin_ns,
             "end_ns": time.time_ns(),
             "cpu_s": time.process_time() - begin_cpu,

@@ -15,10 +15,11 @@ from ..run import Run
 from ._inference import Matrix, row_means
 from ._own_time import own_time
 from .facts import Facts
+from .verdict import Cause
 
 __all__ = ["PHASES", "Arrivals", "find_arrivals"]
 
-PHASES: Final = ("data", "forward", "backward", "optimizer", "other")
+PHASES: Final[tuple[Cause, ...]] = ("data", "forward", "backward", "optimizer", "other")
 """Parts of a rank's way from the start of a step to the launch of its last bucket, in the order of the columns."""
 
 _LEAST_COVERAGE: Final = 0.25
@@ -46,7 +47,7 @@ class Arrivals:
     silent: Mapping[int, str]
     steps: npt.NDArray[np.int64]
     arrival_ns: Matrix
-    phases_ns: Mapping[str, Matrix]
+    phases_ns: Mapping[Cause, Matrix]
     step_time_ns: Matrix
 
     def waits_ns(self) -> Matrix:

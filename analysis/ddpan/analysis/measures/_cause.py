@@ -14,11 +14,9 @@ from .verdict import Cause
 
 __all__ = ["find_cause", "first_late_bucket"]
 
-_CAUSES: tuple[Cause, ...] = ("data", "forward", "backward", "optimizer", "other")
-
 
 def find_cause(
-    evidence: Evidence, phases_ns: Mapping[str, Matrix], rank: int, steps: npt.NDArray[np.bool_]
+    evidence: Evidence, phases_ns: Mapping[Cause, Matrix], rank: int, steps: npt.NDArray[np.bool_]
 ) -> tuple[Cause, float] | None:
     """The phase whose time in ``steps`` exceeds that of the other ranks by most, and by how much in nanoseconds.
 
@@ -32,8 +30,8 @@ def find_cause(
         steps: the steps in which it is slow, shape (steps,).
     """
     found: tuple[Cause, float] | None = None
-    for cause in _CAUSES:
-        interval = evidence.estimate(phases_ns[cause], np.array([rank]), steps)
+    for cause, spent_ns in phases_ns.items():
+        interval = evidence.estimate(spent_ns, np.array([rank]), steps)
         middle = float(interval.middle[0])
         if interval.low[0] > 0 and (found is None or middle > found[1]):
             found = cause, middle

@@ -106,9 +106,9 @@ class Evidence:
     def estimate(self, values_ns: Matrix, ranks: npt.NDArray[np.intp], steps: npt.NDArray[np.bool_]) -> Interval:
         """By how much ``values_ns`` of some ranks exceed those of typical other ranks in ``steps``.
 
-        Typical are up to eight ranks in the middle of the others by lateness, at most the middle half of them. The
-        difference of two alike ranks is symmetric even if their noise is not, which no other reference offers: the
-        median of such differences estimates a delay without bias.
+        Typical are the others that are no outliers by lateness themselves, at most the eight nearest to their median.
+        The difference of two alike ranks is symmetric even if their noise is not, which no other reference offers:
+        the median of such differences estimates a delay without bias.
 
         Args:
             values_ns: shape (steps, ranks).
@@ -120,22 +120,26 @@ class Evidence:
         """
         typical = np.stack([self._typical(int(rank)) for rank in ranks])
         values = values_ns[steps]
-        differences = values[:, ranks, None] - values[:, typical]
+        differences = np.where(typical >= 0, values[:, ranks, None] - values[:, typical], np.nan)
         edges = block_edges(len(values), self.correlation, most=_MOST_BLOCKS)
         blocks = block_medians(differences.reshape(len(values), -1), edges)
         return mean_interval(row_means(blocks.reshape(-1, typical.shape[1])).reshape(-1, len(ranks)))
 
     def _typical(self, rank: int) -> npt.NDArray[np.intp]:
-        others = np.argsort(self.level_ns)
-        others = others[others != rank]
-        dropped = max(-((2 - len(others)) // 4), (len(others) - _MOST_REFERENCES + 1) // 2)
-        return np.asarray(others[dropped : len(others) - dropped])
+        """Columns of the ranks that this one is measured against, shape (eight,), filled up with -1."""
+        distance = np.abs(self.level_ns - median(np.delete(self.level_ns, rank)))
+        distance[rank] = np.inf
+        near = np.argsort(distance)[:_MOST_REFERENCES]
+        alike = (distance[near] <= self.floor_ns(rank)) | (np.arange(len(near)) == 0)
+        typical = np.full(_MOST_REFERENCES, -1)
+        typical[: alike.sum()] = near[alike]
+        return typical
 
     def floor_ns(self, rank: int) -> float:
         """Delays of the rank in this column below this cannot be told from the differences between healthy ranks.
 
-        The largest of: three quarters of the noise of one step, three times the spread of the other ranks' median latenesses,
-        and the smallest delay worth naming.
+        The largest of: three quarters of the noise of one step, three times the spread of the other ranks' median
+        latenesses, and the smallest delay worth naming.
         """
         others = np.delete(self.level_ns, rank)
         spread = MAD_TO_SIGMA * float(np.nan_to_num(median(np.abs(others - median(others)))))
@@ -174,7 +178,7 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
     stretches = find_stretches(blocks, shortest=SHORTEST_STRETCH)
     stretch = exceedance_p_values(blocks, noises, stretches)
     # Half of the error that is allowed goes to the test for a steady delay, a quarter to each of the others.
-    tests = (2 * place_p_values(blocks), 4 * late_p_values(excess, late_ns, edges), 4 * stretch)
+    tests = (2 * place_p_values(blocks), 4 * late_p_values(excess > late_ns, edges), 4 * stretch)
     return Evidence(
         arrival_ns=arrival_ns,
         excess_ns=excess,
@@ -188,16 +192,21 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
     )
 
 
-def late_p_values(excess_ns: Matrix, late_ns: Matrix, edges: npt.NDArray[np.intp]) -> Matrix:
+def late_p_values(late: npt.NDArray[np.bool_], edges: npt.NDArray[np.intp]) -> Matrix:
     """Chance of a rank being the late one in so many blocks of those in which some rank is late, shape (ranks,).
 
-    The late one of a block is the rank that is most beyond its own limit, ``late_ns``, relative to it.
+    The late one of a block is the rank with most late steps; where several have as many, each gets its share, which
+    makes the p-value larger than it need be.
+
+    Args:
+        late: which rank is late in which step, shape (steps, ranks).
+        edges: edges of the blocks.
     """
-    beyond = np.nan_to_num(np.maximum(excess_ns / late_ns - 1, 0.0))
-    totals = np.stack([beyond[a:b].sum(axis=0) for a, b in pairwise(edges)])
-    hit = totals.max(axis=1) > 0
-    counts = np.bincount(totals[hit].argmax(axis=1), minlength=excess_ns.shape[1])
-    return frequency_p_values(counts, int(hit.sum()))
+    counts = np.stack([late[a:b].sum(axis=0) for a, b in pairwise(edges)])
+    counts = counts[counts.any(axis=1)]
+    most = counts == counts.max(axis=1, keepdims=True)
+    shares = np.sum(most / most.sum(axis=1, keepdims=True), axis=0)
+    return frequency_p_values(np.floor(shares + 1e-9).astype(np.intp), len(counts))
 
 
 def _residuals(excess: Matrix) -> Matrix:

@@ -111,9 +111,9 @@ def _healthy(evidence: Evidence, rank: int, steps: npt.NDArray[np.bool_], patter
 
 
 def _also_late_outside(evidence: Evidence, rank: int, affected: npt.NDArray[np.bool_]) -> bool:
-    outside = evidence.excess_ns[~affected]
-    edges = block_edges(len(outside), evidence.correlation, most=_MOST_BLOCKS)
-    return bool(late_p_values(outside, evidence.late_ns, edges)[rank] < SIGNIFICANCE)
+    late = evidence.late[~affected]
+    edges = block_edges(len(late), evidence.correlation, most=_MOST_BLOCKS)
+    return bool(late_p_values(late, edges)[rank] < SIGNIFICANCE)
 
 
 def _measured(
