@@ -28,6 +28,9 @@ class FakeDevice:
         """Queue work on the device, as a kernel does."""
         self.busy_until_ns = max(self.busy_until_ns, self.host_ns) + work_ns
 
+    def ready(self) -> bool:
+        return True
+
     def record(self) -> int:
         self.events.append(max(self.busy_until_ns, self.host_ns))
         return len(self.events) - 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .clock import now_ns
+from .device_records import DeviceRecords
 from .schema import NONE16, NONE32, OPS
 from .segments import COLLECTIVE, COLLECTIVE_END, INT64, Slot, Spool
 from .threads import keep_thread_state
@@ -25,11 +26,15 @@ class Collectives:
 
     Args:
         spool: where the records go.
+
+    Attributes:
+        device: writes the times of collectives that run on a device, None where none does.
     """
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._next_seq: dict[int, Callable[[], int]] = {}
+        self.device: DeviceRecords | None = None
 
     def add_group(self, group: int) -> None:
         """Begin to count for a group."""
@@ -91,5 +96,17 @@ class Collectives:
                     _pack_time(segment.map, place, end_ns)
             except Exception:  # it may run inside DDP's communication hook, where an exception would end training
                 count("errors")
+
+        return ended
+
+    def device_ender(self, slot: Slot, group: int) -> Callable[[object], None]:
+        """A callback for a future of a collective on a device, called while the current stream waits for its end."""
+
+        def ended(_future: object) -> None:
+            try:
+                if self.device is not None:
+                    self.device.ended(slot, group)
+            except Exception:  # as above
+                self._spool.count("errors")
 
         return ended

@@ -20,6 +20,9 @@ __all__ = ["DeviceEvents", "DeviceTimeline"]
 class DeviceEvents(Protocol):
     """What a device offers. None of the methods waits for it."""
 
+    def ready(self) -> bool:
+        """Whether events can be recorded and queried now."""
+
     def record(self) -> Any:
         """Record an event on the current stream and return it."""
 
@@ -38,6 +41,7 @@ class _Pending:
     event: Any
     recorded_ns: int
     write: Callable[[int], None]
+    owner: object
 
 
 class DeviceTimeline:
@@ -70,17 +74,24 @@ class DeviceTimeline:
             return None
         return max(0, self._offset_high_ns - self._offset_low_ns)
 
-    def mark(self, write: Callable[[int], None]) -> None:
-        """Record an event on the current stream; ``write`` gets its time on the host's clock, in a later `poll`."""
-        if len(self._pending) >= self._most_pending:
+    def mark(self, write: Callable[[int], None], *, owner: object = None) -> None:
+        """Record an event on the current stream; ``write`` gets its time on the host's clock, in a later `poll`.
+
+        ``owner`` is what `waits_for` is asked about.
+        """
+        if len(self._pending) >= self._most_pending or not self._events.ready():
             self.left_out += 1
             return
         recorded_ns = self._clock()
-        self._pending.append(_Pending(self._events.record(), recorded_ns, write))
+        self._pending.append(_Pending(self._events.record(), recorded_ns, write, owner))
+
+    def waits_for(self, owner: object) -> bool:
+        """Whether a mark of ``owner`` has not been read yet."""
+        return any(pending.owner is owner for pending in tuple(self._pending))
 
     def poll(self) -> None:
         """Hand out the times of the events that the device has passed, the oldest first."""
-        while self._pending and self._events.passed(self._pending[0].event):
+        while self._pending and self._events.ready() and self._events.passed(self._pending[0].event):
             self._read(self._pending.popleft(), self._clock())
 
     def _read(self, pending: _Pending, seen_ns: int) -> None:

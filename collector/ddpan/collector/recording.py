@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from .clock import Anchor, now_ns
 from .collectives import Collectives
+from .device_records import DeviceRecords
+from .device_time import DeviceEvents, DeviceTimeline
 from .identity import Identity
 from .parts import PartWriter
 from .retention import Retention
@@ -22,7 +26,7 @@ from .schema import (
     ModuleInfo,
     rank_folder,
 )
-from .segments import Spool
+from .segments import COLLECTIVE_GROUP, Slot, Spool
 from .settings import Settings
 from .steps import StepRecorder
 
@@ -53,6 +57,7 @@ class Recording:
         self.anchor = anchor
         self.tap = tap
         self.device = device
+        self._device_records: DeviceRecords | None = None
         self.groups: dict[int, GroupInfo] = {}
         self.modules: dict[int, ModuleInfo] = {}
         self.folder: Path = settings.log_dir.absolute() / identity.run / rank_folder(identity.rank)
@@ -89,12 +94,51 @@ class Recording:
             wake=wake,
         )
 
+    def use_device(self, name: str, events: DeviceEvents) -> None:
+        """From now on record times of a device as well; nothing where that is so already."""
+        if self._device_records is None:
+            self._device_records = DeviceRecords(DeviceTimeline(events, clock=now_ns), self.spool)
+            self.collectives.device = self.steps.device = self._device_records
+            self.device = name
+            self.metadata_changed()
+
+    def launched(self, slot: Slot) -> None:
+        """A collective was issued; if it runs on a device, its stream will tell when it got there."""
+        if self._device_records is not None and self._runs_on_device(slot):
+            self._device_records.launched(slot)
+
+    def ended(self, slot: Slot) -> None:
+        """A collective is over, or on a device the current stream waits for its end."""
+        if self._device_records is not None and self._runs_on_device(slot):
+            self._device_records.ended(slot, self._group(slot))
+        else:
+            self.collectives.end(slot, now_ns())
+
+    def ender(self, slot: Slot) -> Callable[[object], None]:
+        """What a collective's future shall call: it records the end, on the device or on the host."""
+        if self._device_records is None or not self._runs_on_device(slot):
+            return self.collectives.ender(slot)
+        return self.collectives.device_ender(slot, self._group(slot))
+
+    def _runs_on_device(self, slot: Slot) -> bool:
+        return "nccl" in self.groups[self._group(slot)]["backend"]
+
+    def _group(self, slot: Slot) -> int:
+        segment, offset = slot
+        return int.from_bytes(segment.map[offset + COLLECTIVE_GROUP : offset + COLLECTIVE_GROUP + 2], "little")
+
     def start(self) -> None:
         """Begin to write parts in the background."""
         self._writer.start()
 
     def stop(self) -> None:
-        """Write what is left and end."""
+        """Write what is left and end; a device gets a moment to pass the last events."""
+        if self._device_records is not None:
+            for _ in range(100):
+                self._device_records.poll()
+                if not any(self._device_records.owes(s) for s in (*self.spool.full, self.spool.current)):
+                    break
+                time.sleep(0.01)
         self._writer.stop()
 
     def add_group(self, *, name: str, ranks: list[int], backend: str) -> int:

@@ -31,6 +31,7 @@ from .schema import (
 __all__ = [
     "COLLECTIVE",
     "COLLECTIVE_END",
+    "COLLECTIVE_GROUP",
     "COLLECTIVE_READY",
     "INT64",
     "STEP",
@@ -45,6 +46,7 @@ STEP: Final = struct.Struct("<7qIHHIHBB")
 COLLECTIVE: Final = struct.Struct("<QQqqqqIHHHHBBBB")
 INT64: Final = struct.Struct("<q")
 STEP_FIELDS: Final = {name: STEP_RECORD.fields[name][1] for name in STEP_RECORD.names}  # type: ignore[index, union-attr]
+COLLECTIVE_GROUP: Final[int] = COLLECTIVE_RECORD.fields["group"][1]  # type: ignore[index]
 COLLECTIVE_READY: Final[int] = COLLECTIVE_RECORD.fields["ready_ns"][1]  # type: ignore[index]
 COLLECTIVE_END: Final[int] = COLLECTIVE_RECORD.fields["end_ns"][1]  # type: ignore[index]
 

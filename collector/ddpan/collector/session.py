@@ -137,7 +137,7 @@ class Session:
             anchor=anchor,
             tap=tap_name(),
             torch_version=str(torch.__version__),
-            device="cuda" if "nccl" in identity.backend else "cpu",
+            device="cpu",
         )
         self.group_number(distributed_c10d._get_default_group())
         for group in list(distributed_c10d._world.pg_map):

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from .clock import now_ns
+from .device_records import DeviceRecords
 from .layouts import Layout, read_layout
 from .schema import NONE16
 from .segments import COLLECTIVE_READY, INT64, STEP, STEP_FIELDS, Segment, Slot, Spool
@@ -20,6 +21,7 @@ __all__ = ["ModuleState", "StepRecorder"]
 
 _pack = STEP.pack_into
 _pack_time = INT64.pack_into
+_FORWARD_START: Final = STEP_FIELDS["forward_start_ns"]
 _FORWARD_END: Final = STEP_FIELDS["forward_end_ns"]
 _COMPUTE_END: Final = STEP_FIELDS["compute_end_ns"]
 _BACKWARD_END: Final = STEP_FIELDS["backward_end_ns"]
@@ -40,6 +42,7 @@ class ModuleState:
         row: the current forward's record, None before the first forward or where it was dropped.
         forward_end_ns: end of the current forward, 0 while it runs.
         selected: whether the current step is recorded.
+        optimizer_begun: whether an optimizer has stepped since the current forward.
         synced: whether the current forward's backward reduces gradients.
         armed: a backward that reduces is due: its next launches are this module's buckets.
         next_bucket: index of the bucket to be launched next.
@@ -47,6 +50,7 @@ class ModuleState:
         launched_bytes: bytes of the buckets launched in this backward.
         slots: records of the buckets launched in this backward, by index.
         reduced_bytes: bytes of all reduced parameters.
+        on_device: whether the module computes on a device with a clock of its own.
         layout: the reducer's present layout, None until it is known.
         layouts: every layout so far.
         ends_compute: what the autograd engine calls when all gradients of a backward are ready.
@@ -57,10 +61,12 @@ class ModuleState:
     group: int
     names: list[str]
     reduced_bytes: int
+    on_device: bool
     step: int = 0
     micro_batch: int = 0
     started: bool = False
     selected: bool = True
+    optimizer_begun: bool = False
     synced: bool = False
     finished: bool = False
     row: Slot | None = None
@@ -116,6 +122,7 @@ class StepRecorder:
     Attributes:
         modules: every module so far.
         data_wait_ns: time in the DataLoader since the last forward.
+        device: writes the times of modules that run on a device, None where none does.
         paused: whether the present step is one that is not recorded.
     """
 
@@ -126,10 +133,13 @@ class StepRecorder:
         self.paused = False
         self.modules: list[ModuleState] = []
         self.data_wait_ns = 0
+        self.device: DeviceRecords | None = None
 
-    def add(self, *, group: int, names: list[str], reduced_bytes: int) -> ModuleState:
+    def add(self, *, group: int, names: list[str], reduced_bytes: int, on_device: bool) -> ModuleState:
         """Number a new module."""
-        state = ModuleState(number=len(self.modules), group=group, names=names, reduced_bytes=reduced_bytes)
+        state = ModuleState(
+            number=len(self.modules), group=group, names=names, reduced_bytes=reduced_bytes, on_device=on_device
+        )
         self.modules.append(state)
         return state
 
@@ -145,6 +155,9 @@ class StepRecorder:
         state.started = True
         state.synced = synced
         state.forward_end_ns = 0
+        state.optimizer_begun = False
+        if self.device is not None:
+            self.device.poll()
         wait_ns, self.data_wait_ns = self.data_wait_ns, 0
         if not self._everything:
             state.selected = state.step in self._selection
@@ -159,6 +172,8 @@ class StepRecorder:
                 segment.map, offset,
                 wait_ns, start_ns, 0, 0, 0, 0, 0, state.step, state.number, state.micro_batch, 0, 0, synced, 1,
             )  # fmt: skip
+            if state.on_device and self.device is not None:
+                self.device.step(state.row, _FORWARD_START)
 
     def end_forward(self, state: ModuleState, *, synced: bool) -> None:
         """The module's forward is over; if ``synced``, its backward will reduce gradients."""
@@ -199,22 +214,28 @@ class StepRecorder:
         self._set(state, _BACKWARD_END, now_ns())
         state.armed = False
         state.finished = True
-        if state.ready_of_buckets:
+        if state.ready_of_buckets and not state.on_device:
             self._fill_ready(state, ddp)
 
-    def optimizer(self, state: ModuleState, start_ns: int, end_ns: int) -> None:
-        """An optimizer stepped that holds parameters of the module; several in one step count from first to last."""
-        if state.row is None or not state.synced:
+    def begin_optimizer(self, state: ModuleState) -> None:
+        """An optimizer that holds parameters of the module begins to step; of several in one step the first counts."""
+        if not state.synced:
             return
         # Where the reducer tells no end, as when every gradient's all-reduce is delayed, this ends the step.
         state.finished = True
-        segment, offset = state.row
-        if INT64.unpack_from(segment.map, offset + _OPTIMIZER_START)[0] == 0:
-            self._set(state, _OPTIMIZER_START, start_ns)
-        self._set(state, _OPTIMIZER_END, end_ns)
+        if not state.optimizer_begun:
+            state.optimizer_begun = True
+            self._set(state, _OPTIMIZER_START, now_ns())
+
+    def end_optimizer(self, state: ModuleState) -> None:
+        """An optimizer that holds parameters of the module has stepped; of several in one step the last counts."""
+        if state.optimizer_begun:
+            self._set(state, _OPTIMIZER_END, now_ns())
 
     def rows_closed(self, segment: Segment) -> bool:
-        """Whether no module's current row lies in ``segment``."""
+        """Whether no module's current row lies in ``segment``, and no row there waits for a time of the device."""
+        if self.device is not None and self.device.owes(segment):
+            return False
         return all(state.row is None or state.row[0] is not segment for state in self.modules)
 
     def _fill_ready(self, state: ModuleState, ddp: DistributedDataParallel) -> None:
@@ -234,6 +255,7 @@ class StepRecorder:
                 _pack_time(segment.map, offset + COLLECTIVE_READY, state.forward_end_ns + latest)
 
     def _set(self, state: ModuleState, place: int, value_ns: int) -> None:
+        """Write a time into the current row; a device's own time takes its place later."""
         if state.row is None:
             return
         segment, offset = state.row
@@ -241,3 +263,5 @@ class StepRecorder:
             self._spool.count("late_ends")
             return
         _pack_time(segment.map, offset + place, value_ns)
+        if state.on_device and self.device is not None:
+            self.device.step(state.row, place)

@@ -70,7 +70,7 @@ class BucketHook:
         recording = self._session.recording
         if slot is None or recording is None:
             return future.then(_first)
-        ended = recording.collectives.ender(slot)
+        ended = recording.ender(slot)
 
         def finish(done: torch.futures.Future[Any]) -> torch.Tensor:
             ended(done)
@@ -92,7 +92,7 @@ class BucketHook:
             self._session.inside -= 1
         recording = self._session.recording
         if slot is not None and recording is not None:
-            future.add_done_callback(recording.collectives.ender(slot))
+            future.add_done_callback(recording.ender(slot))
         return future
 
     def announce_users(

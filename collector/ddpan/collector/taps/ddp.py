@@ -11,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _DDPJoinHook
 
+from ..cuda import CudaEvents
 from ..layouts import describe_module, reduced_parameters
 from ..schema import NONE16
 from ..segments import Slot
@@ -82,6 +83,8 @@ class Modules:
             state.group, op, size_bytes, launch_ns, state.number, state.step, index, layout
         )
         state.launched(slot, index, size_bytes)
+        if slot is not None:
+            recording.launched(slot)
         return slot
 
     def follow_backward(self, state: ModuleState) -> None:
@@ -116,11 +119,15 @@ class Modules:
 
     def _add(self, ddp: DistributedDataParallel, recording: Recording) -> ModuleState:
         named = reduced_parameters(ddp)
+        on_device = any(p.is_cuda for _, p in named)
+        if on_device:
+            recording.use_device("cuda", CudaEvents())
         group = self._session.group_number(ddp.process_group)
         state = recording.steps.add(
             group=group,
             names=[name for name, _ in named],
             reduced_bytes=sum(p.numel() * p.element_size() for _, p in named),
+            on_device=on_device,
         )
         self._states[id(ddp)] = state
         state.ends_compute = self._ends_compute(state, weakref.ref(ddp), recording.steps)

@@ -106,7 +106,10 @@ def _begin(session: Session, op: int, payload: Any, group: Any) -> Any:
             return None
         tensors = payload if isinstance(payload, (list, tuple)) else [] if payload is None else [payload]
         size = sum(t.nbytes for t in tensors if hasattr(t, "nbytes"))
-        return recording.collectives.launch(number, op, size, now_ns())
+        slot = recording.collectives.launch(number, op, size, now_ns())
+        if slot is not None:
+            recording.launched(slot)
+        return slot
     except Exception as error:
         session.failed(error)
         return None
@@ -116,12 +119,12 @@ def _end(session: Session, slot: Any, work: Any) -> None:
     """A collective that returned no work is over; one that did ends when its future does."""
     try:
         recording = session.recording
-        if recording is None or recording.device != "cpu":
+        if recording is None or slot is None:
             return
         if work is None or not hasattr(work, "get_future"):
-            recording.collectives.end(slot, now_ns())
+            recording.ended(slot)
         else:
-            work.get_future().add_done_callback(recording.collectives.ender(slot))
+            work.get_future().add_done_callback(recording.ender(slot))
     except RuntimeError:
         return
     except Exception as error:

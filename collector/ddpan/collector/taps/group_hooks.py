@@ -93,6 +93,8 @@ class GroupHooks:
                     slot = recording.collectives.launch(
                         session.group_number(group), self._ops[call.name], size, launch_ns
                     )
+                    if slot is not None:
+                        recording.launched(slot)
                 else:
                     state, size = bucket
                     slot = modules.launch(state, recording, state.next_bucket, ALL_REDUCE, size, launch_ns)
@@ -115,8 +117,8 @@ class GroupHooks:
             try:
                 slot = pending.pop(call.op_id, None)
                 work = call.work
-                if slot is not None and work is not None and recording.device == "cpu":
-                    work.get_future().add_done_callback(recording.collectives.ender(slot))
+                if slot is not None and work is not None:
+                    work.get_future().add_done_callback(recording.ender(slot))
             except RuntimeError:
                 # Sends, receives and barriers of some backends have no future: their end stays unknown.
                 return

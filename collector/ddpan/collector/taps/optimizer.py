@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..clock import now_ns
+from ..steps import ModuleState, StepRecorder
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -19,24 +19,14 @@ __all__ = ["install"]
 
 def install(session: Session, modules: Modules) -> Callable[[], None]:
     """Time every ``optimizer.step()``; returns what undoes it."""
-    started: dict[int, int] = {}
+    begun = session.guard(lambda optimizer: _tell(session, modules, optimizer, StepRecorder.begin_optimizer))
+    ended = session.guard(lambda optimizer: _tell(session, modules, optimizer, StepRecorder.end_optimizer))
 
     def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        started[id(optimizer)] = now_ns()
-
-    def finish(optimizer: torch.optim.Optimizer) -> None:
-        end_ns = now_ns()
-        start_ns = started.pop(id(optimizer), None)
-        recording = session.recording
-        if recording is None or start_ns is None:
-            return
-        for state in modules.of_optimizer(optimizer):
-            recording.steps.optimizer(state, start_ns, end_ns)
-
-    finished = session.guard(finish)
+        begun(optimizer)
 
     def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        finished(optimizer)
+        ended(optimizer)
 
     handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
@@ -45,3 +35,15 @@ def install(session: Session, modules: Modules) -> Callable[[], None]:
             handle.remove()
 
     return undo
+
+
+def _tell(
+    session: Session,
+    modules: Modules,
+    optimizer: torch.optim.Optimizer,
+    what: Callable[[StepRecorder, ModuleState], None],
+) -> None:
+    recording = session.recording
+    if recording is not None:
+        for state in modules.of_optimizer(optimizer):
+            what(recording.steps, state)
