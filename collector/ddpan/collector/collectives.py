@@ -19,6 +19,7 @@ ALL_REDUCE: Final = OP_CODES["all_reduce"]
 
 _pack = COLLECTIVE.pack_into
 _pack_time = INT64.pack_into
+_unpack_time = INT64.unpack_from
 
 
 class Collectives:
@@ -81,7 +82,11 @@ class Collectives:
         _pack_time(segment.map, offset + COLLECTIVE_END, end_ns)
 
     def ender(self, slot: Slot) -> Callable[[object], None]:
-        """A callback for a future: records the end when it is called, whatever the argument."""
+        """A callback for a future: records the end when it is called, whatever the argument.
+
+        The callback may have to wait for the interpreter while the training's thread, which saw the collective end,
+        goes on; where that thread has noted the end already, its time stands.
+        """
         segment, offset = slot
         place = offset + COLLECTIVE_END
         count = self._spool.count
@@ -90,6 +95,8 @@ class Collectives:
             end_ns = now_ns()
             try:
                 keep_thread_state()
+                if _unpack_time(segment.map, place)[0] != 0:
+                    return
                 if segment.converted:
                     count("late_ends")
                 else:

@@ -11,7 +11,7 @@ from .clock import now_ns
 from .device_records import DeviceRecords
 from .layouts import Layout, read_layout
 from .schema import NONE16
-from .segments import COLLECTIVE_READY, INT64, STEP, STEP_FIELDS, Segment, Slot, Spool
+from .segments import COLLECTIVE_END, COLLECTIVE_READY, INT64, STEP, STEP_FIELDS, Segment, Slot, Spool
 from .selection import StepSelection
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = ["ModuleState", "StepRecorder"]
 
 _pack = STEP.pack_into
 _pack_time = INT64.pack_into
+_unpack_time = INT64.unpack_from
 _FORWARD_START: Final = STEP_FIELDS["forward_start_ns"]
 _FORWARD_END: Final = STEP_FIELDS["forward_end_ns"]
 _COMPUTE_END: Final = STEP_FIELDS["compute_end_ns"]
@@ -211,7 +212,10 @@ class StepRecorder:
 
     def end_backward(self, state: ModuleState, ddp: DistributedDataParallel) -> None:
         """All buckets are reduced and copied back: the step's backward is over."""
-        self._set(state, _BACKWARD_END, now_ns())
+        end_ns = now_ns()
+        self._set(state, _BACKWARD_END, end_ns)
+        if not state.on_device:
+            self._end_buckets(state, end_ns)
         state.armed = False
         state.finished = True
         if state.ready_of_buckets and not state.on_device:
@@ -237,6 +241,14 @@ class StepRecorder:
         if self.device is not None and self.device.owes(segment):
             return False
         return all(state.row is None or state.row[0] is not segment for state in self.modules)
+
+    def _end_buckets(self, state: ModuleState, end_ns: int) -> None:
+        """End the buckets whose own callback still waits for the interpreter: the reducer has seen them done."""
+        for slot in state.slots:
+            if slot is not None:
+                segment, offset = slot
+                if _unpack_time(segment.map, offset + COLLECTIVE_END)[0] == 0:
+                    _pack_time(segment.map, offset + COLLECTIVE_END, end_ns)
 
     def _fill_ready(self, state: ModuleState, ddp: DistributedDataParallel) -> None:
         """Write when each bucket's last gradient was ready, from the reducer's own record.
