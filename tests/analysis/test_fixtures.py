@@ -113,7 +113,7 @@ def test_the_slow_rank_its_cause_and_its_delay(name: str, rank: int) -> None:
 
 
 def test_the_bucket_from_which_on_the_slow_backward_shows() -> None:
-    """The delay lies between the gradients of layers 4 and 3 of 8; each layer is a bucket, the last layer is bucket 0."""
+    """The delay lies between the gradients of layers 4 and 3 of 8; each layer is a bucket, the last is 0."""
     verdict = stragglers(opened("slow-backward")).verdict
     assert verdict.first_late_bucket == 4
     assert set(verdict.first_late_parameters) == {"layers.3.weight", "layers.3.bias"}

@@ -78,7 +78,7 @@ def metadata() -> Callable[[str | None, int | None, bool], Metadata]:
             groups={},
             modules={},
             layouts={},
-            counters=Counters(dropped={}, errors=0, late_ends=0),
+            counters=Counters(dropped={}, errors=0, late_ends=0, removed_parts=0),
             settings={},
             closed=closed,
         )

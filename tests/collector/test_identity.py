@@ -11,32 +11,32 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 from ddpan.collector.identity import Identity, agree_on_run, job_of, new_run_id
 
 RANKS = 6
 
 
-def tcp_stores(_folder: Path) -> list[dist.Store]:
-    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    return [server, *(dist.TCPStore("localhost", server.port, is_master=False) for _ in range(RANKS - 1))]
+def tcp_stores(_folder: Path) -> list[Store]:
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    return [server, *(TCPStore("localhost", server.port, is_master=False) for _ in range(RANKS - 1))]
 
 
-def file_stores(folder: Path) -> list[dist.Store]:
-    return [dist.FileStore(str(folder / "store"), RANKS) for _ in range(RANKS)]
+def file_stores(folder: Path) -> list[Store]:
+    return [FileStore(str(folder / "store"), RANKS) for _ in range(RANKS)]
 
 
-def hash_stores(_folder: Path) -> list[dist.Store]:
-    return [dist.HashStore()] * RANKS
+def hash_stores(_folder: Path) -> list[Store]:
+    return [HashStore()] * RANKS
 
 
-def prefix_stores(folder: Path) -> list[dist.Store]:
-    return [dist.PrefixStore("default_pg", store) for store in tcp_stores(folder)]
+def prefix_stores(folder: Path) -> list[Store]:
+    return [PrefixStore("default_pg", store) for store in tcp_stores(folder)]
 
 
 @pytest.mark.parametrize("make", [tcp_stores, file_stores, hash_stores, prefix_stores])
-def test_all_ranks_agree(make: Callable[[Path], list[dist.Store]], tmp_path: Path) -> None:
+def test_all_ranks_agree(make: Callable[[Path], list[Store]], tmp_path: Path) -> None:
     stores = make(tmp_path)
     proposals = [f"20261130T205019-{rank:08x}" for rank in range(RANKS)]
 
@@ -52,7 +52,7 @@ def test_all_ranks_agree(make: Callable[[Path], list[dist.Store]], tmp_path: Pat
 
 
 def test_a_rank_that_asks_alone_does_not_wait() -> None:
-    assert agree_on_run(dist.HashStore(), life=0, proposal="mine") == "mine"
+    assert agree_on_run(HashStore(), life=0, proposal="mine") == "mine"
 
 
 def test_run_id() -> None:

@@ -39,6 +39,7 @@ class Recorder:
             spool,
             metadata=metadata,
             closed_rows=lambda segment: segment not in self.open_rows,
+            retention=None,
             clock=clock,
             wake=wake,
         )
@@ -60,9 +61,7 @@ class Recorder:
 
 
 @pytest.fixture
-def recorder(
-    make_spool: Callable[..., Spool], metadata: Metadatas, clock: Callable[[], int]
-) -> Iterator[Recorder]:
+def recorder(make_spool: Callable[..., Spool], metadata: Metadatas, clock: Callable[[], int]) -> Iterator[Recorder]:
     wake = threading.Event()
     made = Recorder(make_spool(steps=4, collectives=4, wake=wake.set), metadata, clock, wake)
     yield made
@@ -199,9 +198,7 @@ def test_segment_waits_for_its_last_end(recorder: Recorder, tmp_path: Path, read
     assert ends == [1_700_000_000_000_000_000 + end for end in (3000, 2000, 2000, 2000, 2000)]
 
 
-def test_end_that_never_comes(
-    recorder: Recorder, tmp_path: Path, clock: Any, read_rank: ReadRank
-) -> None:
+def test_end_that_never_comes(recorder: Recorder, tmp_path: Path, clock: Any, read_rank: ReadRank) -> None:
     recorder.spool.prepare_spare()
     [slot] = recorder.launch(end=False)
     recorder.launch(4)

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpan.collector.retention import Limit
+from ddpan.collector.schema import spool_bytes
+from ddpan.collector.selection import StepSelection
 from ddpan.collector.settings import VARIABLES, Settings, from_environment
 
 LOGS = {"DDPAN_LOG_DIR": "/tmp/logs"}
@@ -17,7 +20,9 @@ LOGS = {"DDPAN_LOG_DIR": "/tmp/logs"}
 
 def test_defaults() -> None:
     settings, warnings = from_environment(LOGS)
-    assert settings == Settings(log_dir=Path("/tmp/logs"), segment_collectives=32768, quiet=False)
+    assert settings == Settings(
+        log_dir=Path("/tmp/logs"), segment_collectives=32768, steps=StepSelection(), limit=None, quiet=False
+    )
     assert warnings == []
 
 
@@ -30,7 +35,7 @@ def test_every_setting_has_its_variable() -> None:
 def test_settings_cannot_be_changed() -> None:
     settings, _ = from_environment(LOGS)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        settings.quiet = True  # type: ignore[misc] - that is the point
+        settings.quiet = True  # type: ignore[misc]  # that is the point
 
 
 @pytest.mark.parametrize("text", ["1", "true", "yes", "TRUE", " 1 "])
@@ -55,6 +60,12 @@ def test_not_quiet(text: str) -> None:
         ("DDPAN_SEGMENT_COLLECTIVES", "16777217", "256 to 16777216"),
         ("DDPAN_SEGMENT_COLLECTIVES", "-5", "256 to 16777216"),
         ("DDPAN_SEGMENT_COLLECTIVES", "1e4", "256 to 16777216"),
+        ("DDPAN_STEPS", "100", "A:B, every=N"),
+        ("DDPAN_STEPS", "200:100", "A:B, every=N"),
+        ("DDPAN_STEPS", "every=0", "A:B, every=N"),
+        ("DDPAN_MAX_BYTES", "10K", "at least 1M"),
+        ("DDPAN_MAX_BYTES", "500M,newest", "at least 1M"),
+        ("DDPAN_MAX_BYTES", "half", "at least 1M"),
         ("DDPAN_QUIET", "perhaps", "0 or 1"),
         ("DDPAN_QUIET", "2", "0 or 1"),
     ],
@@ -71,9 +82,9 @@ def test_bad_value_is_one_warning_and_the_default(name: str, text: str, accepted
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_no_text_is_an_error(text: str) -> None:
-    settings, warnings = from_environment(LOGS | {"DDPAN_SEGMENT_COLLECTIVES": text, "DDPAN_QUIET": text})
+    settings, warnings = from_environment(LOGS | {v.name: text for v in VARIABLES if v.name != "DDPAN_LOG_DIR"})
     assert 256 <= settings.segment_collectives <= 1 << 24
-    assert len(warnings) <= 2
+    assert len(warnings) <= 4
     assert all(len(w.splitlines()) == 1 for w in warnings)
 
 
@@ -96,10 +107,30 @@ def test_argument_goes_before_variable() -> None:
     assert settings.log_dir == Path("elsewhere")
 
 
+def test_choices_of_the_user() -> None:
+    chosen = {"DDPAN_STEPS": "100:200,every=50", "DDPAN_MAX_BYTES": "2G,sample"}
+    settings, warnings = from_environment(LOGS | chosen)
+    assert warnings == []
+    assert settings.steps == StepSelection(first=100, stop=200, every=50)
+    assert settings.limit == Limit(max_bytes=2_000_000_000, policy="sample")
+    written = settings.as_metadata()
+    assert (written["steps"], written["limit"]) == ("100:200,every=50", "2000000000,sample")
+
+
+def test_several_segments_fit_into_the_limit() -> None:
+    settings, _ = from_environment(LOGS | {"DDPAN_MAX_BYTES": "10M"})
+    bytes_of_a_segment = spool_bytes(settings.segment_steps, settings.segment_collectives)
+    assert bytes_of_a_segment * 10 < 10_000_000
+    smallest, _ = from_environment(LOGS | {"DDPAN_MAX_BYTES": "1M"})
+    assert spool_bytes(smallest.segment_steps, smallest.segment_collectives) * 10 < 1_000_000
+
+
 def test_metadata_is_json() -> None:
     settings, _ = from_environment(LOGS)
     assert json.loads(json.dumps(settings.as_metadata())) == {
         "log_dir": "/tmp/logs",
         "segment_collectives": 32768,
+        "steps": "0:",
+        "limit": None,
         "quiet": False,
     }

@@ -76,6 +76,14 @@ class RankLog:
         from_part: Metadata = json.loads(pl.read_parquet_metadata(newest)[METADATA_KEY])
         return from_part
 
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Events lost by reason; the counters in the newest spool are newer than those in the metadata."""
+        spools = sorted(self.path.glob("live-*.spool"))
+        if spools:
+            return {k: v for k, v in read_spool(spools[-1]).counters.items() if k.startswith("dropped_")}
+        return self.metadata["counters"]["dropped"]
+
     def _table(self, table: str) -> pl.DataFrame:
         spools = {int(path.stem.split("-")[1]): path for path in self.path.glob("live-*.spool")}
         numbers = {int(path.stem.split("-")[1]) for path in self.path.glob("*-??????.parquet")} | set(spools)
@@ -176,6 +184,26 @@ def unrecorded(launch: Callable[..., Outcome]) -> Callable[[int], Outcome]:
     def train(ranks: int) -> Outcome:
         if ranks not in known:
             known[ranks] = launch("configurations", ranks=ranks)
+        return known[ranks]
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def recorded(
+    launch: Callable[..., Outcome],
+    read_runs: Callable[[Path], list[RunLog]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[int], tuple[Outcome, RunLog]]:
+    """The same trainings with the collector, and their log."""
+    known: dict[int, tuple[Outcome, RunLog]] = {}
+
+    def train(ranks: int) -> tuple[Outcome, RunLog]:
+        if ranks not in known:
+            logs = tmp_path_factory.mktemp("logs")
+            outcome = launch("configurations", ranks=ranks, log_dir=logs)
+            [run] = read_runs(logs)
+            known[ranks] = outcome, run
         return known[ranks]
 
     return train

@@ -78,7 +78,7 @@ def test_every_collective_is_there_once(killed: Killed, log: RankLog, rank: int)
     assert buckets["end_ns"].null_count() == 0
 
 
-def test_last_step_is_what_there_was_of_it(killed: Killed, log: RankLog) -> None:
+def test_last_step_is_what_there_was_of_it(log: RankLog) -> None:
     last = log.buckets.filter(pl.col("step") == log.steps["step"].max())
     assert last["bucket"].to_list() == list(range(last.height))
     for row in log.steps.tail(1).iter_rows(named=True):

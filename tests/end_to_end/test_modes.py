@@ -128,7 +128,9 @@ def test_ranks_join(mode: Mode, pair: Callable[[Mode], Pair]) -> None:
             for row in log.collectives:
                 seen.setdefault((row["group"], row["seq"]), {})[log.rank] = (row["op"], row["bytes"], row["bucket"])
         groups = {number: info for log in run.values() for number, info in log.metadata["groups"].items()}
-        joined = any(info["joined_after_step"] is not None for log in run.values() for info in log.metadata["modules"].values())
+        joined = any(
+            info["joined_after_step"] is not None for log in run.values() for info in log.metadata["modules"].values()
+        )
         for (group, _), by_rank in seen.items():
             assert sorted(by_rank) == sorted(groups[str(group)]["ranks"])
             what = {(op, size) if joined else (op, size, bucket) for op, size, bucket in by_rank.values()}

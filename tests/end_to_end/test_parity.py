@@ -69,7 +69,8 @@ def ranks(
 
 @pytest.fixture(params=[0, 1])
 def measured(ranks: list[Measured], request: pytest.FixtureRequest) -> Measured:
-    return ranks[request.param]
+    rank: int = request.param
+    return ranks[rank]
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -112,10 +113,9 @@ def test_iterations_that_c10d_cannot_measure_pull_its_average(measured: Measured
     """Two backwards of about 40 ms, six forwards without one, two short ones: the six count as if they took 40 ms."""
     said = measured.c10d("Interrupted", BACKWARD)[1:]
     with_backward = said[[0, 1, 8, 9]]
-    counted, average = 0, 0.0
-    for forward, value in enumerate(said):
-        counted += 1
-        if forward in (0, 1, 8, 9):
+    average = 0.0
+    for counted, value in enumerate(said, start=1):
+        if counted in (1, 2, 9, 10):
             average = (value + average * (counted - 1)) / counted
     c10d = measured.c10d("Interrupted", BACKWARD, average=True)[-1]
     assert c10d == pytest.approx(average, abs=1e-3)

@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .errors import DamagedLogError, DdpanError, NoLogError, UsageError
+    from .measures.changes import ChangePoints, change_points
+    from .measures.clock import ClockOffsets, clock_offsets
     from .measures.facts import Facts, facts
     from .measures.overlap import Overlap, overlap
     from .measures.statistics import Statistics, statistics
     from .measures.stragglers import Stragglers, Verdict, stragglers
     from .measures.summary import Summary, summarize
+    from .measures.whatif import WhatIf, whatif
     from .run import Problem, Run, RunInfo, find_runs, load
 
 __all__ = [
+    "ChangePoints",
+    "ClockOffsets",
     "DamagedLogError",
     "DdpanError",
     "Facts",
@@ -34,6 +39,9 @@ __all__ = [
     "Summary",
     "UsageError",
     "Verdict",
+    "WhatIf",
+    "change_points",
+    "clock_offsets",
     "facts",
     "find_runs",
     "load",
@@ -41,15 +49,19 @@ __all__ = [
     "statistics",
     "stragglers",
     "summarize",
+    "whatif",
 ]
 
 _HOMES: Final = {
     "errors": ("DamagedLogError", "DdpanError", "NoLogError", "UsageError"),
+    "measures.changes": ("ChangePoints", "change_points"),
+    "measures.clock": ("ClockOffsets", "clock_offsets"),
     "measures.facts": ("Facts", "facts"),
     "measures.overlap": ("Overlap", "overlap"),
     "measures.statistics": ("Statistics", "statistics"),
     "measures.stragglers": ("Stragglers", "Verdict", "stragglers"),
     "measures.summary": ("Summary", "summarize"),
+    "measures.whatif": ("WhatIf", "whatif"),
     "run": ("Problem", "Run", "RunInfo", "find_runs", "load"),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

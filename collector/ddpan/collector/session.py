@@ -32,19 +32,26 @@ _lives = itertools.count()
 """Numbers the recordings of this process, the same way on all ranks: each asks the store for a run of its own."""
 
 
+class _Inside(threading.local):
+    """How many collectives that are recorded as a whole this thread is in."""
+
+    depth = 0
+
+
 class Session:
     """The collector of this process.
 
     Attributes:
         settings: the user's choices.
         recording: the present recording, None while there is no default process group, and after a failure.
-        inside: above zero while collectives are issued as part of something that is recorded as a whole.
+        inside: its ``depth`` is above zero while this thread issues collectives as part of something that is recorded
+            as a whole.
     """
 
     def __init__(self, settings: Settings, *, environ: Mapping[str, str]) -> None:
         self.settings = settings
         self.recording: Recording | None = None
-        self.inside = 0
+        self.inside = _Inside()
         self._environ = environ
         self._groups: dict[int, int] = {}
         self._failed = False
@@ -112,6 +119,12 @@ class Session:
         """Hang the taps on a process group."""
         if self._taps is not None:
             self._taps.listen_to(group)
+
+    def leave(self, group: ProcessGroup) -> None:
+        """A process group is about to be destroyed."""
+        self._groups.pop(id(group), None)
+        if self._taps is not None:
+            self._taps.leave(group)
 
     def _add_group(self, group: ProcessGroup) -> int:
         if self.recording is None:

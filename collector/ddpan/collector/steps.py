@@ -56,6 +56,10 @@ class ModuleState:
         layouts: every layout so far.
         ends_compute: what the autograd engine calls when all gradients of a backward are ready.
         addresses: index of a bucket by the address of its buffer, in the present layout.
+        parameter_bytes: bytes of each reduced parameter, in the reducer's order.
+        ready_times: asks the reducer when the gradient of each parameter was ready.
+        ready_before: its answer before the backward that is due, where it may be needed.
+        skips_buckets: whether buckets are left out of a backward that does not need them.
     """
 
     number: int
@@ -82,14 +86,26 @@ class ModuleState:
     ends_compute: Callable[[], None] | None = None
     addresses: dict[int, int] = field(default_factory=dict)
     ready_of_buckets: list[Any] = field(default_factory=list)
+    parameter_bytes: list[int] = field(default_factory=list)
+    ready_times: Callable[[], list[int]] | None = None
+    ready_before: list[int] = field(default_factory=list)
+    skips_buckets: bool = False
 
-    def expects(self, size_bytes: int) -> bool:
-        """Whether the next bucket can have this size."""
+    def find_bucket(self, size_bytes: int) -> int | None:
+        """Index of the next bucket if it can have this size, or of the next that has it where some are skipped."""
         if self.layout is None:
-            return False
-        if not self.layout.sizes_bytes:
-            return self.launched_bytes + size_bytes <= self.reduced_bytes
-        return self.layout.sizes_bytes[self.next_bucket : self.next_bucket + 1] == (size_bytes,)
+            return None
+        sizes = self.layout.sizes_bytes
+        if not sizes:
+            return self.next_bucket if self.launched_bytes + size_bytes <= self.reduced_bytes else None
+        if self.skips_buckets:
+            return next((k for k in range(self.next_bucket, len(sizes)) if sizes[k] == size_bytes), None)
+        return self.next_bucket if sizes[self.next_bucket : self.next_bucket + 1] == (size_bytes,) else None
+
+    @property
+    def knows_addresses(self) -> bool:
+        """Whether every bucket can be told by its address."""
+        return self.layout is not None and 0 < len(self.layout.sizes_bytes) == len(self.addresses)
 
     def launched(self, slot: Slot | None, index: int, size_bytes: int) -> None:
         """A bucket was launched."""
@@ -99,7 +115,9 @@ class ModuleState:
 
     @property
     def all_launched(self) -> bool:
-        """Whether the last bucket of this backward was launched."""
+        """Whether the last bucket of this backward was launched, as far as one can tell."""
+        if self.skips_buckets:
+            return True
         if self.layout is not None and self.layout.sizes_bytes:
             return self.next_bucket >= len(self.layout.sizes_bytes)
         return self.launched_bytes >= self.reduced_bytes

@@ -43,7 +43,7 @@ DESCRIBED: Metadata = {
     "groups": {},
     "modules": {},
     "layouts": {},
-    "counters": {"dropped": {}, "errors": 0, "late_ends": 0},
+    "counters": {"dropped": {}, "errors": 0, "late_ends": 0, "removed_parts": 0},
     "settings": {},
     "closed": False,
 }
@@ -67,6 +67,7 @@ def write(folder: Path) -> None:
         spool,
         metadata=lambda table, part, closed: {**DESCRIBED, "table": table, "part": part, "closed": closed},
         closed_rows=lambda _segment: True,
+        retention=None,
         clock=now_ns,
         wake=wake,
     )

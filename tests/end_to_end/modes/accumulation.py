@@ -82,7 +82,9 @@ def several_forwards(_world: World) -> Trained:
 def expect_several_forwards(runs: list[Run]) -> None:
     """The gradients of both forwards are reduced, once: with the last of them."""
     for log in only(runs):
-        assert [(row["step"], row["micro_batch"]) for row in log.steps] == [(s, m) for s in range(STEPS) for m in (0, 1)]
+        assert [(row["step"], row["micro_batch"]) for row in log.steps] == [
+            (s, m) for s in range(STEPS) for m in (0, 1)
+        ]
         assert all(row["synced"] for row in log.steps)
         for row in log.steps:
             if row["micro_batch"] == 0:

@@ -9,13 +9,19 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ._expect import check_buckets, check_steps, only
 from ._mode import Mode, Run, Trained, World
-from ._training import STEPS, Net, backward, batch, buckets_told, fit, sgd, wrap
+from ._training import STEPS, WIDTH, batch, buckets_told, fit, sgd, wrap
 
 __all__ = ["MODES"]
+
+
+def wide() -> nn.Module:
+    """A model that fills several buckets of 1 MiB, the smallest that torch.compile cuts its graphs by."""
+    layers = [(WIDTH, 512), (512, 512), (512, 512), (512, WIDTH)]
+    modules = [module for shape in layers for module in (nn.Linear(*shape), nn.ReLU())]
+    return nn.Sequential(*modules[:-1])
 
 
 def around(**options: Any) -> Callable[[World], Trained]:
@@ -23,7 +29,7 @@ def around(**options: Any) -> Callable[[World], Trained]:
 
     def train(_world: World) -> Trained:
         torch._dynamo.reset()
-        ddp = wrap()
+        ddp = wrap(wide(), bucket_cap_mb=1)
         compiled = torch.compile(ddp, **options)
         fit(compiled, sgd(ddp))
         return Trained([ddp], {**buckets_told(ddp), "graphs": graphs()})
@@ -36,7 +42,7 @@ def inside(**options: Any) -> Callable[[World], Trained]:
 
     def train(_world: World) -> Trained:
         torch._dynamo.reset()
-        ddp = wrap(torch.compile(Net(), **options))
+        ddp = wrap(torch.compile(wide(), **options), bucket_cap_mb=1)
         fit(ddp, sgd(ddp))
         return Trained([ddp], {**buckets_told(ddp), "graphs": graphs()})
 
@@ -58,7 +64,7 @@ def expect_compiled(runs: list[Run]) -> None:
 def whole_step(_world: World) -> Trained:
     """A compiled function that calls DDP and computes the loss."""
     torch._dynamo.reset()
-    ddp = wrap()
+    ddp = wrap(wide(), bucket_cap_mb=1)
 
     @torch.compile(backend="eager")
     def loss_of(inputs: torch.Tensor) -> torch.Tensor:
@@ -83,7 +89,7 @@ def python_reducer() -> Iterator[None]:
 def python_reduced(_world: World) -> Trained:
     """The Python reducer: DDP's forward is compiled into one graph, its all-reduces into that of the backward."""
     with python_reducer():
-        ddp = wrap()
+        ddp = wrap(wide(), bucket_cap_mb=1)
         compiled = torch.compile(ddp, backend="aot_eager", fullgraph=True)
         optimizer = sgd(ddp)
         for _ in range(STEPS):

@@ -29,9 +29,7 @@ def with_options(*, set_to_none: bool = True, **options: Any) -> Callable[[World
     return train
 
 
-def expect(
-    *, rebuilt_at: int | None = 1, several_first: bool = False, **info: Any
-) -> Callable[[list[Run]], None]:
+def expect(*, rebuilt_at: int | None = 1, several_first: bool = False, **info: Any) -> Callable[[list[Run]], None]:
     """A regular training, of a module of which the metadata say ``info``."""
 
     def check(runs: list[Run]) -> None:
@@ -204,8 +202,16 @@ def expect_sparse(runs: list[Run]) -> None:
 
 
 MODES = (
-    Mode("find_unused_parameters", find_unused(), expect(rebuilt_at=None, several_first=True, find_unused_parameters=True)),
-    Mode("find_unused_parameters, gradient_as_bucket_view", find_unused(gradient_as_bucket_view=True), expect(rebuilt_at=None, several_first=True)),
+    Mode(
+        "find_unused_parameters",
+        find_unused(),
+        expect(rebuilt_at=None, several_first=True, find_unused_parameters=True),
+    ),
+    Mode(
+        "find_unused_parameters, gradient_as_bucket_view",
+        find_unused(gradient_as_bucket_view=True),
+        expect(rebuilt_at=None, several_first=True),
+    ),
     Mode("skip_all_reduce_unused_params", skip_unused, expect_skip_unused),
     Mode("static_graph", with_options(static_graph=True), expect(rebuilt_at=2, static_graph=True)),
     Mode("gradient_as_bucket_view", with_options(gradient_as_bucket_view=True), expect(gradient_as_bucket_view=True)),
@@ -217,7 +223,11 @@ MODES = (
     Mode("bucket_cap_mb", with_options(bucket_cap_mb=2**-8), expect(bucket_cap_mb=2**-8)),
     Mode("default buckets", with_options(bucket_cap_mb=None), expect(bucket_cap_mb=25.0)),
     Mode("bucket_cap_mb_list", with_options(bucket_cap_mb_list=list(CAPS_MB)), expect(several_first=True)),
-    Mode("bucket_cap_mb_list, static_graph", with_options(bucket_cap_mb_list=list(CAPS_MB), static_graph=True), expect(rebuilt_at=2, several_first=True)),
+    Mode(
+        "bucket_cap_mb_list, static_graph",
+        with_options(bucket_cap_mb_list=list(CAPS_MB), static_graph=True),
+        expect(rebuilt_at=2, several_first=True),
+    ),
     Mode("delay_all_reduce_named_params, some", delayed("body.0."), expect_delayed),
     Mode("delay_all_reduce_named_params, all", delayed("body."), expect_all_delayed),
     Mode("batched_grad_copy", with_options(batched_grad_copy=True), expect()),

@@ -51,19 +51,10 @@ def expect_uneven(runs: list[Run]) -> None:
 
 def second_group(world: World) -> Trained:
     """Train, destroy the process group, initialise another, and train on with the same weights."""
-    return two_lives(lambda life: dist.init_process_group("gloo", init_method=f"file://{world.out}/life-{life}", rank=world.rank, world_size=world.size))
-
-
-def second_group_of_launcher(_world: World) -> Trained:
-    """The same with the store of the launcher, which outlives the process groups."""
-    return two_lives(lambda _: dist.init_process_group("gloo"))
-
-
-def two_lives(begin: Callable[[int], None]) -> Trained:
-    """Train the same weights in two default process groups, one after the other."""
     model = Net()
     for life in range(2):
-        begin(life)
+        place = f"file://{world.out}/life-{life}"
+        dist.init_process_group("gloo", init_method=place, rank=world.rank, world_size=world.size)
         ddp = wrap(model)
         fit(ddp, sgd(ddp))
         told = buckets_told(ddp)
@@ -191,7 +182,6 @@ MODES = (
         expect_uneven,
     ),
     Mode("a second process group", second_group, expect_two_runs, makes_group=True),
-    Mode("a second process group from the launcher's store", second_group_of_launcher, expect_two_runs, makes_group=True),
     Mode("forked workers of a DataLoader", workers, expect_workers),
     Mode("torch.multiprocessing.spawn", plain, expect_plain, launch="spawned"),
     Mode("start() after some steps", late(keeps_views=False), expect_late, launch="late"),

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, dataloader
-
+from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 optimizer = sys.modules["torch.optim.optimizer"]
 """``torch.optim`` does not keep this name of its own."""
@@ -67,7 +66,7 @@ def train() -> None:
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
     model = DistributedDataParallel(nn.Linear(4, 4))
     sgd = optim.SGD(model.parameters(), lr=0.1)
-    for batch in DataLoader([torch.ones(4)] * 4, batch_size=2):
+    for (batch,) in DataLoader(TensorDataset(torch.ones(4, 4)), batch_size=2):
         sgd.zero_grad()
         model(batch).sum().backward()
         sgd.step()

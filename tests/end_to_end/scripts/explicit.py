@@ -26,6 +26,10 @@ class Viewing(nn.Linear):
     """Its gradients are views of the buckets, and are kept from step to step."""
 
 
+class Brief(nn.Linear):
+    """The same, recorded for its first step only."""
+
+
 class Early(nn.Linear):
     """Recorded from the first step on."""
 
@@ -35,7 +39,7 @@ class Trainer:
 
     def __init__(self, kind: type[nn.Linear]) -> None:
         torch.manual_seed(0)
-        self.viewing = kind is Viewing
+        self.viewing = kind in (Viewing, Brief)
         self.model = DistributedDataParallel(kind(16, 16), gradient_as_bucket_view=self.viewing)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         torch.manual_seed(1 + dist.get_rank())
@@ -60,17 +64,28 @@ def replaceable() -> dict[str, int]:
 
 
 def begin(name: str) -> None:
-    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/{name}", **place)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/{name}", rank=rank, world_size=world_size)
+
+
+def unrecorded(kind: type[nn.Linear], steps: int) -> torch.Tensor:
+    """The weight after a training that is not recorded."""
+    begin(f"{kind.__name__}-unrecorded")
+    trainer = Trainer(kind)
+    trainer.steps(steps)
+    end()
+    return trainer.weight
+
+
+def end() -> None:
+    # Gloo's threads may still be letting go of tensors; to destroy the group under them hangs torch now and then.
+    time.sleep(0.05)
+    dist.destroy_process_group()
 
 
 def cycles(kind: type[nn.Linear], logs: str) -> bool:
     """Two recordings of one model, with unrecorded steps before, between and after; whether nothing has changed."""
-    begin(f"{kind.__name__}-unrecorded")
-    reference = Trainer(kind)
-    reference.steps(15)
-    dist.destroy_process_group()
-
+    reference = unrecorded(kind, 15)
     begin(f"{kind.__name__}-recorded")
     trainer = Trainer(kind)
     trainer.steps(2)
@@ -84,10 +99,21 @@ def cycles(kind: type[nn.Linear], logs: str) -> bool:
     collector.stop()
     collector.stop()
     trainer.steps(2)
-    # Gloo's threads may still be letting go of tensors; to destroy the group under them hangs torch now and then.
-    time.sleep(0.05)
-    dist.destroy_process_group()
-    return torch.equal(trainer.weight, reference.weight)
+    end()
+    return torch.equal(trainer.weight, reference)
+
+
+def first_step_only(logs: str) -> bool:
+    """A recording of one step at the beginning; whether nothing has changed."""
+    reference = unrecorded(Brief, 8)
+    begin("Brief-recorded")
+    trainer = Trainer(Brief)
+    collector.start(logs)
+    trainer.steps(1)
+    collector.stop()
+    trainer.steps(7)
+    end()
+    return torch.equal(trainer.weight, reference)
 
 
 def main() -> None:
@@ -96,13 +122,14 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     before = replaceable()
     same = {kind.__name__: cycles(kind, logs) for kind in (Copying, Viewing)}
+    same["Brief"] = first_step_only(logs)
     after = replaceable()
 
     collector.start(logs)
     begin("early")
     Trainer(Early).steps(5)
     collector.stop()
-    dist.destroy_process_group()
+    end()
 
     facts = {
         "changed": sorted(key for key in before if before[key] != after.get(key)),

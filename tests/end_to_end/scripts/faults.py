@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from ddpan import collector
 from ddpan.collector import clock, collectives, identity, layouts, messages, parts, recording, segments, session, steps
@@ -65,7 +65,10 @@ PLACES: list[tuple[Any, str]] = [
 
 
 def methods(owner: type) -> list[str]:
-    return [name for name, value in vars(owner).items() if isinstance(value, FunctionType | classmethod | property)]
+    functions = (
+        name for name, value in vars(owner).items() if isinstance(value, FunctionType | classmethod | property)
+    )
+    return [name for name in functions if name == "__init__" or not name.startswith("__")]
 
 
 def broken(*_args: object, **_kwargs: object) -> Any:
@@ -74,14 +77,14 @@ def broken(*_args: object, **_kwargs: object) -> Any:
 
 def train(name: str, midway: Callable[[], object] = lambda: None) -> torch.Tensor:
     """Four steps in a process group of their own; the trained weight."""
-    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = f"file://{sys.argv[1]}/{name}"
-    dist.init_process_group("gloo", init_method=store, timeout=timedelta(seconds=20), **place)
+    dist.init_process_group("gloo", init_method=store, timeout=timedelta(seconds=20), rank=rank, world_size=world_size)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + dist.get_rank())
-    for step, batch in enumerate(DataLoader([torch.randn(8) for _ in range(16)], batch_size=4)):
+    for step, (batch,) in enumerate(DataLoader(TensorDataset(torch.randn(16, 8)), batch_size=4)):
         if step == 2:
             midway()
         optimizer.zero_grad()
@@ -113,6 +116,7 @@ def under(name: str, reference: torch.Tensor, folder: Path, midway: Callable[[],
 def clean_up(collected: session.Session | None) -> None:
     """Take the collector out by force, lest one fault be seen in the trainings after it."""
     if dist.is_initialized():
+        time.sleep(0.2)
         dist.destroy_process_group()
     session._session = None
     if collected is not None and collected._taps is not None:
@@ -124,7 +128,7 @@ def main() -> None:
     reference = train("reference")
     logs = Path(sys.argv[2])
     outcome = {}
-    for owner, name in PLACES + [(owner, name) for owner in CLASSES for name in methods(owner)]:
+    for owner, name in PLACES + [(cls, name) for cls in CLASSES for name in methods(cls)]:
         fault = f"{owner.__name__.removeprefix('ddpan.collector.')}.{name}"
         original = vars(owner)[name]
         setattr(owner, name, property(broken) if isinstance(original, property) else broken)

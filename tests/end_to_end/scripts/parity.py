@@ -41,7 +41,7 @@ class Layers(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for number, layer in enumerate(self.layers):
             if number % 3 == 1:
-                x = Sleep.apply(x, *self.sleep)  # type: ignore[no-untyped-call] - torch leaves it without types
+                x = Sleep.apply(x, *self.sleep)  # type: ignore[no-untyped-call]  # torch has no types here
             x = torch.relu(layer(x))
         return x
 

@@ -10,8 +10,8 @@ import click
 from ddpan import analysis
 from ddpan.analysis.reports import REPORTS, console
 
-from ._options import rank_set, step_range
-from ._output import check_output, emit
+from ._measure import run_options
+from ._output import emit
 from ._progress import progress
 from ._terminal import terminal_for
 
@@ -29,25 +29,7 @@ Examples:
 
 
 @click.command(name="summarize", short_help="Say which rank is slow, where and by how much.", epilog=_EPILOG)
-@click.argument("logs", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(list(REPORTS)), default="text", help="Form; text by default.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=check_output,
-    help="Write the report into this file.",
-)
-@click.option("--run", metavar="ID", help="Run to look at, by its id or the beginning of it; the newest by default.")
-@click.option("--steps", metavar="A:B", callback=step_range, help="Only the steps from A up to, not including, B.")
-@click.option("--ranks", metavar="0,3-7", callback=rank_set, help="Only these ranks.")
-@click.option(
-    "--skip-warmup",
-    metavar="N",
-    type=click.IntRange(min=0),
-    help="Leave out the first N steps; by default those before DDP has settled its buckets, and at least 2.",
-)
+@run_options
 def command(
     *,
     logs: Path,

@@ -18,13 +18,14 @@ from ._inference import (
     block_medians,
     correlation_steps,
     excess_over_others,
-    frequency_p_values,
     mean_interval,
     median,
     place_p_values,
     row_means,
+    total_p_values,
 )
-from ._stretch import exceedance_p_values, find_stretches
+from ._noise import quiet_noises, without_levels
+from ._stretch import change_p_values, exceedance_p_values, find_stretches
 
 __all__ = ["LEAST_BLOCKS", "SHORTEST_STRETCH", "SIGNIFICANCE", "SMALLEST_SHARE", "Evidence", "late_p_values", "weigh"]
 
@@ -41,8 +42,7 @@ LEAST_BLOCKS: Final = 4
 """Independent blocks of steps below which no rank is named."""
 
 _MOST_BLOCKS: Final = 64
-_TREND_BLOCKS: Final = 32
-_TREND_EXPLAINS: Final = 0.8
+_INTERVAL_BLOCKS: Final = 16
 _LATE_SIGMAS: Final = 3.0
 _MOST_REFERENCES: Final = 8
 _RANKS_AT_ONCE: Final = 128
@@ -63,8 +63,9 @@ class Evidence:
         correlation: steps after which the noise forgets itself, 1 or more.
         edges: edges of the nearly independent blocks of steps.
         blocks_ns: median lateness in each block, shape (blocks, ranks).
-        p_values: chance of a rank standing out so clearly if all were alike, adjusted for the number of ranks and of
-            tests, shape (ranks,).
+        late_p_values: chance of a rank being so often the late one if all were alike, adjusted for the number of ranks
+            and of tests, shape (ranks,).
+        p_values: the smallest of this and those of the tests for a steady delay and for a stretch, shape (ranks,).
     """
 
     arrival_ns: Matrix
@@ -75,6 +76,7 @@ class Evidence:
     correlation: float
     edges: npt.NDArray[np.intp]
     blocks_ns: Matrix
+    late_p_values: Matrix
     p_values: Matrix
 
     @property
@@ -106,9 +108,9 @@ class Evidence:
     def estimate(self, values_ns: Matrix, ranks: npt.NDArray[np.intp], steps: npt.NDArray[np.bool_]) -> Interval:
         """By how much ``values_ns`` of some ranks exceed those of typical other ranks in ``steps``.
 
-        Typical are the others that are no outliers by lateness themselves, at most the eight nearest to their median.
-        The difference of two alike ranks is symmetric even if their noise is not, which no other reference offers:
-        the median of such differences estimates a delay without bias.
+        Typical are the others that are no outliers by lateness themselves; of more than eight, every so many-th by
+        lateness. The difference of two alike ranks is symmetric even if their noise is not, which no other reference
+        offers: the median of such differences estimates a delay without bias.
 
         Args:
             values_ns: shape (steps, ranks).
@@ -118,22 +120,33 @@ class Evidence:
         Returns:
             an interval for each of ``ranks``.
         """
-        typical = np.stack([self._typical(int(rank)) for rank in ranks])
+        chosen = [self._typical(int(rank)) for rank in ranks]
+        typical = np.stack([one for one, _ in chosen])
         values = values_ns[steps]
         differences = np.where(typical >= 0, values[:, ranks, None] - values[:, typical], np.nan)
-        edges = block_edges(len(values), self.correlation, most=_MOST_BLOCKS)
-        blocks = block_medians(differences.reshape(len(values), -1), edges)
-        return mean_interval(row_means(blocks.reshape(-1, typical.shape[1])).reshape(-1, len(ranks)))
+        edges = block_edges(len(values), self.correlation, most=_INTERVAL_BLOCKS)
+        blocks = block_medians(differences.reshape(len(values), -1), edges).reshape(-1, *typical.shape)
+        means = row_means(blocks.reshape(-1, typical.shape[1])).reshape(-1, len(ranks))
+        by_reference = row_means(blocks.reshape(len(blocks), -1).T).reshape(typical.shape)
+        unseen = np.array([share for _, share in chosen])
+        return mean_interval(means, chosen=by_reference, unseen=unseen)
 
-    def _typical(self, rank: int) -> npt.NDArray[np.intp]:
-        """Columns of the ranks that this one is measured against, shape (eight,), filled up with -1."""
+    def _typical(self, rank: int) -> tuple[npt.NDArray[np.intp], float]:
+        """The ranks that this one is measured against.
+
+        Returns:
+            their columns, shape (eight,), filled up with -1; and the share of the typical ranks that are not among
+            them.
+        """
         distance = np.abs(self.level_ns - median(np.delete(self.level_ns, rank)))
         distance[rank] = np.inf
-        near = np.argsort(distance)[:_MOST_REFERENCES]
-        alike = (distance[near] <= self.floor_ns(rank)) | (np.arange(len(near)) == 0)
+        alike = np.flatnonzero(distance <= self.floor_ns(rank))
+        alike = alike[np.argsort(self.level_ns[alike])] if len(alike) else np.array([distance.argmin()])
+        count = min(len(alike), _MOST_REFERENCES)
+        # Evenly from the earliest to the latest, so that their mean is that of all.
         typical = np.full(_MOST_REFERENCES, -1)
-        typical[: alike.sum()] = near[alike]
-        return typical
+        typical[:count] = alike[((np.arange(count) + 0.5) * len(alike) / count).astype(np.intp)]
+        return typical, 1 - count / len(alike)
 
     def floor_ns(self, rank: int) -> float:
         """Delays of the rank in this column below this cannot be told from the differences between healthy ranks.
@@ -166,19 +179,22 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
         comparisons: number of ranks that are tested in all, here and elsewhere in the same run.
     """
     excess = excess_over_others(arrival_ns)
-    residuals = _residuals(excess)
+    residuals = without_levels(excess)
     noises = np.nan_to_num(MAD_TO_SIGMA * median(np.abs(residuals)))
     noise = float(np.median(noises))
+    late_ns = np.maximum(SMALLEST_SHARE * step_time_ns, _LATE_SIGMAS * quiet_noises(residuals))
     # Ranks may differ in noise; a noisier one is no straggler, so each is measured by its own, or the usual if larger.
     noises = np.maximum(noises, max(noise, 1.0))
-    late_ns = np.maximum(SMALLEST_SHARE * step_time_ns, _LATE_SIGMAS * noises)
     correlation = correlation_steps(residuals)
     edges = block_edges(len(excess), correlation, most=_MOST_BLOCKS)
     blocks = block_medians(excess, edges)
     stretches = find_stretches(blocks, shortest=SHORTEST_STRETCH)
     stretch = exceedance_p_values(blocks, noises, stretches)
-    # Half of the error that is allowed goes to the test for a steady delay, a quarter to each of the others.
-    tests = (2 * place_p_values(blocks), 4 * late_p_values(excess > late_ns, edges), 4 * stretch)
+    if stretches is not None:
+        stretch = 2 * np.minimum(stretch, change_p_values(len(blocks), stretches))
+    # Half of the error that is allowed goes to the test for a steady delay, a quarter to late steps and to a stretch.
+    late = np.minimum(1.0, 4 * comparisons * late_p_values(excess > late_ns, edges))
+    others = comparisons * np.minimum(2 * place_p_values(blocks), 4 * stretch)
     return Evidence(
         arrival_ns=arrival_ns,
         excess_ns=excess,
@@ -188,39 +204,16 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
         correlation=correlation,
         edges=edges,
         blocks_ns=blocks,
-        p_values=np.minimum(1.0, comparisons * np.minimum.reduce(tests)),
+        late_p_values=late,
+        p_values=np.minimum(late, others),
     )
 
 
 def late_p_values(late: npt.NDArray[np.bool_], edges: npt.NDArray[np.intp]) -> Matrix:
-    """Chance of a rank being the late one in so many blocks of those in which some rank is late, shape (ranks,).
-
-    The late one of a block is the rank with most late steps; where several have as many, each gets its share, which
-    makes the p-value larger than it need be.
+    """Chance of a rank being late in so many steps of those in which some rank is late, shape (ranks,).
 
     Args:
         late: which rank is late in which step, shape (steps, ranks).
         edges: edges of the blocks.
     """
-    counts = np.stack([late[a:b].sum(axis=0) for a, b in pairwise(edges)])
-    counts = counts[counts.any(axis=1)]
-    most = counts == counts.max(axis=1, keepdims=True)
-    shares = np.sum(most / most.sum(axis=1, keepdims=True), axis=0)
-    return frequency_p_values(np.floor(shares + 1e-9).astype(np.intp), len(counts))
-
-
-def _residuals(excess: Matrix) -> Matrix:
-    """The lateness without each rank's level, and without its change where one stretch obviously has another level.
-
-    What remains is noise: a fault that comes or goes must not pass for slow noise.
-    """
-    levels = np.broadcast_to(median(excess), excess.shape).copy()
-    edges = np.linspace(0, len(excess), min(len(excess), _TREND_BLOCKS) + 1).round().astype(np.intp)
-    stretches = find_stretches(block_medians(excess, edges), shortest=1, raised=False)
-    if stretches is not None:
-        for rank in np.flatnonzero(stretches.explained > _TREND_EXPLAINS):
-            inside = np.zeros(len(excess), np.bool_)
-            inside[edges[stretches.first[rank]] : edges[stretches.end[rank]]] = True
-            levels[inside, rank] = median(excess[inside, rank])
-            levels[~inside, rank] = median(excess[~inside, rank])
-    return np.asarray(excess - levels)
+    return total_p_values(np.stack([late[a:b].sum(axis=0) for a, b in pairwise(edges)]))

@@ -22,11 +22,11 @@ __all__ = [
     "block_medians",
     "correlation_steps",
     "excess_over_others",
-    "frequency_p_values",
     "mean_interval",
     "median",
     "place_p_values",
     "row_means",
+    "total_p_values",
 ]
 
 Matrix = npt.NDArray[np.float64]
@@ -41,6 +41,7 @@ _WINSOR_SIGMAS: Final = 3.0
 _MAX_LAG_SHARE: Final = 4
 _BLOCK_CORRELATION_TIMES: Final = 2.0
 _SHORTEST_BLOCK: Final = 3
+_CHERNOFF_RATES: Final = (0.02, 20.0, 40)
 
 
 @dataclass(frozen=True)
@@ -151,20 +152,35 @@ def place_p_values(blocks: Matrix) -> Matrix:
     return np.asarray(ndtr(-score))
 
 
-def frequency_p_values(counts: npt.NDArray[np.intp], trials: int) -> Matrix:
-    """Chance of being the one out of ``len(counts)`` ranks so often in ``trials``, if all were alike; not adjusted."""
-    from scipy.special import betainc
+def total_p_values(counts: npt.NDArray[np.intp]) -> Matrix:
+    """Upper bound of the chance of each rank's total of ``counts``, shape (blocks, ranks), if all ranks were alike.
 
-    # P(X >= k) of a binomial with n trials is I_p(k, n - k + 1).
-    tail = betainc(np.maximum(counts, 1), trials - np.maximum(counts, 1) + 1, 1 / len(counts)) if trials else 1.0
-    return np.asarray(np.where(counts > 0, tail, 1.0))
+    If they are, each rank is equally likely to have any of the counts of a block, and blocks are independent. The
+    logarithm of the generating function of a total is then the sum over blocks of log(mean over ranks of exp(t c)),
+    and the chance of a total of T or more is at most exp(that - t T) for every t > 0 (Chernoff's bound). No
+    distribution is assumed. Shape of the result (ranks,); not adjusted.
+    """
+    counts = counts[counts.any(axis=1)]
+    rates = np.geomspace(*_CHERNOFF_RATES)[:, None, None]
+    # Counted down from the largest of the block, so that nothing overflows.
+    below = counts - counts.max(axis=1, keepdims=True, initial=0)
+    generating = np.log(np.mean(np.exp(rates * below), axis=2)).sum(axis=1)
+    bounds = generating[:, None] - rates[:, :, 0] * below.sum(axis=0)
+    return np.asarray(np.exp(np.minimum(bounds.min(axis=0), 0.0)))
 
 
-def mean_interval(blocks: Matrix) -> Interval:
+def mean_interval(blocks: Matrix, *, chosen: Matrix | None = None, unseen: Matrix | None = None) -> Interval:
     """Student's interval for the mean over independent blocks, one per rank.
 
     Valid for correlated and heterogeneous series if the blocks are independent and roughly normal (Ibragimov and
     Müller 2010, *t-statistic based correlation and heterogeneity robust inference*).
+
+    Args:
+        blocks: shape (blocks, ranks).
+        chosen: if the ranks are compared with some references out of more: the mean difference to each, shape
+            (ranks, references). How much the choice of them matters adds to the variance, with Welch's degrees of
+            freedom.
+        unseen: share of the possible references that were not chosen, shape (ranks,).
     """
     from scipy.special import stdtrit
 
@@ -173,10 +189,23 @@ def mean_interval(blocks: Matrix) -> Interval:
     mean = np.divide(known.sum(axis=0), count, out=np.full(blocks.shape[1], np.nan), where=count > 0)
     squares = np.sum(np.where(np.isnan(blocks), 0.0, (blocks - mean) ** 2), axis=0)
     enough = count > 1
-    freedom = np.where(enough, count - 1, 1)
-    half = stdtrit(freedom, (1 + CONFIDENCE) / 2) * np.sqrt(squares / freedom / np.maximum(count, 1))
-    half = np.where(enough, half, np.nan)
+    freedom = np.where(enough, count - 1, 1).astype(np.float64)
+    variance = squares / freedom / np.maximum(count, 1)
+    if chosen is not None and unseen is not None:
+        variance, freedom = _with_choice(variance, freedom, chosen, unseen)
+    half = np.where(enough, stdtrit(freedom, (1 + CONFIDENCE) / 2) * np.sqrt(variance), np.nan)
     return Interval(mean, mean - half, mean + half)
+
+
+def _with_choice(variance: Matrix, freedom: Matrix, chosen: Matrix, unseen: Matrix) -> tuple[Matrix, Matrix]:
+    """Variance and degrees of freedom of a mean over some of all possible references."""
+    count = np.sum(~np.isnan(chosen), axis=1)
+    deviations = chosen - row_means(chosen)[:, None]
+    more = np.maximum(count - 1, 1)
+    added = unseen * np.nansum(deviations**2, axis=1) / more / np.maximum(count, 1)
+    total = variance + added
+    weights = variance**2 / freedom + added**2 / more
+    return total, np.divide(total**2, weights, out=freedom.copy(), where=weights > 0)
 
 
 def _lagged_products(values: Matrix, lags: int) -> Matrix:

@@ -8,8 +8,8 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ._evidence import SHORTEST_STRETCH, SIGNIFICANCE, Evidence, late_p_values
-from ._inference import block_edges, median
+from ._evidence import SHORTEST_STRETCH, SIGNIFICANCE, Evidence
+from ._inference import MAD_TO_SIGMA, median
 from ._stretch import change_p_values, find_stretches, refine
 
 __all__ = ["Pattern", "find_pattern", "is_rotating"]
@@ -17,8 +17,8 @@ __all__ = ["Pattern", "find_pattern", "is_rotating"]
 _OUTSIDE_SHARE: Final = 1 / 3
 _QUARTILE_SIGMAS: Final = 1.5
 _CLEAR_OF_LIMIT: Final = 5 / 3
-_ROTATING_SPREADS: Final = 1.5
-_MOST_BLOCKS: Final = 64
+_ROTATING_SIGMAS: Final = 2.5
+_ROTATING_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,31 @@ class Pattern:
 
 def find_pattern(evidence: Evidence, rank: int) -> Pattern | None:
     """How the rank in column ``rank`` is slow, or None if it is not by enough to matter."""
-    return _stretch(evidence, rank) or _steady(evidence, rank) or _intermittent(evidence, rank)
+    return _stretch(evidence, rank) or _intermittent(evidence, rank) or _steady(evidence, rank)
 
 
 def is_rotating(evidence: Evidence) -> bool:
     """Whether in most steps one rank is far behind all others, although no rank is so more often than the others.
 
-    That is: in three quarters of the steps, the latest is further behind the second than one and a half times what
-    the first is usually ahead of the middle, and further than two hundredths of the step. Noise, even skewed, does
-    not do that. Needs three ranks.
+    That is: in more than half of the steps, the latest is further behind the second than two and a half times the
+    spread of the others, and than one hundredth of the step. Noise, even heavy-tailed, does not do that: the two
+    latest of many ranks are mostly near each other. Of a step in which some ranks are unknown, the latest may be among
+    them, so it counts by the share that is known. Needs three ranks.
     """
-    arrival = evidence.arrival_ns[~np.isnan(evidence.arrival_ns).any(axis=1)]
-    if arrival.shape[1] < 3 or len(arrival) == 0:
+    arrival = evidence.arrival_ns
+    known = np.sum(~np.isnan(arrival), axis=1)
+    arrival, known = arrival[known >= 3], known[known >= 3]
+    if len(arrival) == 0:
         return False
     ordered = np.sort(arrival, axis=1)
-    behind = float(np.quantile(ordered[:, -1] - ordered[:, -2], 0.25))
-    ahead = float(np.median(np.median(ordered, axis=1) - ordered[:, 0]))
-    return behind > max(_ROTATING_SPREADS * ahead, 2 * evidence.smallest_ns)
+    rows = np.arange(len(ordered))
+    behind = ordered[rows, known - 1] - ordered[rows, known - 2]
+    ordered[rows, known - 1] = np.nan
+    others = known - 1
+    deviation = np.abs(ordered - median(ordered, axis=1)[:, None]) * np.sqrt(others / (others - 1))[:, None]
+    spread = MAD_TO_SIGMA * float(np.nanmedian(deviation))
+    alone = behind > max(_ROTATING_SIGMAS * spread, evidence.smallest_ns)
+    return bool(alone.sum() > _ROTATING_SHARE * float(np.sum(known / arrival.shape[1])))
 
 
 def _stretch(evidence: Evidence, rank: int) -> Pattern | None:
@@ -74,17 +82,21 @@ def _stretch(evidence: Evidence, rank: int) -> Pattern | None:
     affected = np.zeros(len(evidence.excess_ns), np.bool_)
     affected[known[first] : known[end - 1] + 1] = True
     pattern = _measured("onset" if end == len(known) else "transient", evidence, rank, affected)
-    healthy = _healthy(evidence, rank, ~affected, pattern) and not _also_late_outside(evidence, rank, affected)
-    return pattern if healthy and _matters(evidence, rank, pattern) else None
+    healthy = _healthy(evidence, rank, ~affected, pattern) and not _also_late_outside(evidence, rank, pattern)
+    return pattern if healthy and _is_steady(evidence, rank, pattern) and _matters(evidence, rank, pattern) else None
 
 
 def _steady(evidence: Evidence, rank: int) -> Pattern | None:
-    """Slow in nearly all steps: the lower quartile of the lateness is not far below its median."""
+    """Slow in nearly all steps."""
     pattern = _measured("persistent", evidence, rank, np.ones(len(evidence.excess_ns), np.bool_))
-    quartile = float(np.nanquantile(evidence.excess_ns[:, rank], 0.25))
-    drop = max(_QUARTILE_SIGMAS * evidence.noise_ns, pattern.delay_ns / 2)
-    steady = evidence.level_ns[rank] > evidence.floor_ns(rank) and pattern.delay_ns - quartile <= drop
+    steady = evidence.level_ns[rank] > evidence.floor_ns(rank) and _is_steady(evidence, rank, pattern)
     return pattern if steady and _matters(evidence, rank, pattern) else None
+
+
+def _is_steady(evidence: Evidence, rank: int, pattern: Pattern) -> bool:
+    """Whether the lower quartile of the lateness in the affected steps is not far below its median."""
+    quartile = float(np.nanquantile(evidence.excess_ns[pattern.affected, rank], 0.25))
+    return pattern.delay_ns - quartile <= max(_QUARTILE_SIGMAS * evidence.noise_ns, pattern.delay_ns / 2)
 
 
 def _intermittent(evidence: Evidence, rank: int) -> Pattern | None:
@@ -93,14 +105,18 @@ def _intermittent(evidence: Evidence, rank: int) -> Pattern | None:
     The late steps must stand clear of the limit from which they count: heavy-tailed noise just passes it.
     """
     late = evidence.late[:, rank]
-    if not late.any():
+    if not late.any() or evidence.late_p_values[rank] >= SIGNIFICANCE:
         return None
     excess = evidence.excess_ns[:, rank]
     late = excess > max(evidence.late_ns[rank], float(median(excess[late])) / 2)
+    if 2 * late.sum() > np.sum(~np.isnan(excess)):
+        return None
     pattern = _measured("intermittent", evidence, rank, late)
-    costly = float(excess[late].sum()) / len(excess) > evidence.smallest_ns / 2
+    cost_ns = float(excess[late].sum()) / len(excess)
     clear = pattern.delay_ns > _CLEAR_OF_LIMIT * evidence.late_ns[rank]
-    healthy = _healthy(evidence, rank, ~late, pattern)
+    # What the rank loses in its late steps must explain that it is slow, not a delay in all the others.
+    healthy = float(median(excess[~late])) < max(evidence.smallest_ns, cost_ns) / 2
+    costly = cost_ns > evidence.smallest_ns / 2
     return pattern if costly and clear and healthy and _matters(evidence, rank, pattern) else None
 
 
@@ -110,10 +126,15 @@ def _healthy(evidence: Evidence, rank: int, steps: npt.NDArray[np.bool_], patter
     return usual < max(_OUTSIDE_SHARE * pattern.delay_ns, evidence.smallest_ns)
 
 
-def _also_late_outside(evidence: Evidence, rank: int, affected: npt.NDArray[np.bool_]) -> bool:
-    late = evidence.late[~affected]
-    edges = block_edges(len(late), evidence.correlation, most=_MOST_BLOCKS)
-    return bool(late_p_values(late, edges)[rank] < SIGNIFICANCE)
+def _also_late_outside(evidence: Evidence, rank: int, pattern: Pattern) -> bool:
+    """Whether the rank is late outside the stretch too, a quarter as often as inside or more.
+
+    Only a delay that stands clear of the noise in a single step can come now and then.
+    """
+    if pattern.delay_ns < _CLEAR_OF_LIMIT * evidence.late_ns[rank]:
+        return False
+    late = evidence.excess_ns[:, rank] > pattern.delay_ns / 2
+    return bool(4 * late[~pattern.affected].mean() > late[pattern.affected].mean())
 
 
 def _measured(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -93,7 +94,7 @@ def find_cuts(values: Matrix, *, significance: float) -> list[tuple[Cut, ...]]:
 def levels(values: Matrix, edges: Sequence[int]) -> Matrix:
     """The median between each two ``edges`` at each of their rows, shape (rows,) as ``values``."""
     sizes = np.diff(edges)
-    return np.repeat([np.median(values[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)], sizes)
+    return np.repeat([np.median(values[a:b]) for a, b in pairwise(edges)], sizes)
 
 
 def _layers(rows: int) -> list[list[_Window]]:

@@ -1,4 +1,4 @@
-"""Reports: results in, text out. They compute nothing; a new one is a module here and a line in `REPORTS`."""
+"""Reports: results in, text out. They compute nothing; a new one is a module here and a line in each dictionary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from . import console, csv, json, markdown
 if TYPE_CHECKING:
     from ddpan.analysis.measures.summary import Summary
 
-__all__ = ["REPORTS"]
+    from .document import Document
+
+__all__ = ["DOCUMENTS", "REPORTS"]
 
 REPORTS: Final[dict[str, Callable[[Summary], str]]] = {
     "text": console.render,
@@ -18,4 +20,12 @@ REPORTS: Final[dict[str, Callable[[Summary], str]]] = {
     "csv": csv.render,
     "markdown": markdown.render,
 }
-"""The reports by the name of their format."""
+"""The report of ``ddpan summarize`` by the name of its format."""
+
+DOCUMENTS: Final[dict[str, Callable[[Document], str]]] = {
+    "text": console.render_document,
+    "json": json.render_document,
+    "csv": csv.render_document,
+    "markdown": markdown.render_document,
+}
+"""Reports on a single measure by the name of their format."""

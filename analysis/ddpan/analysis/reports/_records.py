@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddpan.analysis.measures.summary import Summary
     from ddpan.analysis.measures.verdict import Verdict
 
-__all__ = ["SCHEMA_VERSION", "Record", "run_record", "tables", "verdict_record"]
+__all__ = ["SCHEMA_VERSION", "Record", "rows", "run_record", "tables", "verdict_record"]
 
 SCHEMA_VERSION: Final = 1
 """Version of the JSON report. It changes when a key is removed or changes its meaning, not when one is added."""
@@ -63,10 +63,11 @@ def tables(summary: Summary) -> dict[str, list[Record]]:
         "gaps": summary.gaps,
     }
     problems = [asdict(problem) for problem in summary.problems]
-    return {**{name: _rows(frame) for name, frame in frames.items()}, "problems": [_plain(one) for one in problems]}
+    return {**{name: rows(frame) for name, frame in frames.items()}, "problems": [_plain(one) for one in problems]}
 
 
-def _rows(frame: pl.DataFrame) -> list[Record]:
+def rows(frame: pl.DataFrame) -> list[Record]:
+    """A record for each row of ``frame``."""
     return [_plain(row) for row in frame.iter_rows(named=True)]
 
 
@@ -77,7 +78,7 @@ def _plain(record: Mapping[str, Any]) -> Record:
 def _value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return _listed(value) if isinstance(value, tuple) else value
+    return _listed(value) if isinstance(value, tuple | list) else value
 
 
 def _listed(values: Iterable[Any]) -> list[Any]:

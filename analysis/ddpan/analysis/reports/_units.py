@@ -10,6 +10,7 @@ from typing import Final
 __all__ = [
     "UNKNOWN",
     "duration",
+    "fine_milliseconds",
     "hours",
     "interval",
     "listed",
@@ -52,6 +53,11 @@ def interval(low_ns: float | None, high_ns: float | None) -> str:
 def milliseconds(value_ns: float | None) -> str:
     """A cell of a table whose heading says ms: "18.4"."""
     return UNKNOWN if value_ns is None or not shown(value_ns) else _digits(value_ns / 1e6)
+
+
+def fine_milliseconds(value_ns: float | None) -> str:
+    """A cell of a table about clocks whose heading says ms, to the microsecond: "18,000,000.353"."""
+    return UNKNOWN if value_ns is None or not shown(value_ns) else f"{value_ns / 1e6:,.3f}"
 
 
 def percent(ratio: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Final
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ddpan.analysis.measures.summary import Summary
     from ddpan.analysis.run import RunInfo
 
-__all__ = ["Terminal", "render", "render_runs"]
+    from .document import Document
+
+__all__ = ["Terminal", "render", "render_document", "render_runs"]
 
 _UNBROKEN: Final = 100_000
 """Width, in characters, at which nothing is wrapped: lines in a pipe stay whole."""
@@ -50,17 +52,26 @@ def render(summary: Summary, *, terminal: Terminal | None = None) -> str:
         summary: the results.
         terminal: where it is shown; None for a pipe or a file: no colour, no wrapping, nothing shortened.
     """
-    headline, *rest = answer(summary)
     colour = _COLOURS.get(summary.stragglers.verdict.kind, "red")
-    parts: list[RenderableType] = [Text(headline, style=f"bold {colour}"), *map(Text, rest)]
-    for section in sections(summary):
-        parts += ["", *_section(section, ruled=terminal is not None)]
-    return _text(parts, terminal)
+    return _report(answer(summary), colour, sections(summary), terminal)
+
+
+def render_document(document: Document, *, terminal: Terminal | None = None) -> str:
+    """A report on one measure as text; ``terminal`` as in `render`."""
+    return _report(document.answer, "green" if document.fine else "yellow", document.sections, terminal)
 
 
 def render_runs(runs: Sequence[RunInfo], *, terminal: Terminal | None = None) -> str:
     """The list of the runs found in a folder, newest first, one line each."""
     return _text([_table(run_table(runs), ruled=terminal is not None)], terminal)
+
+
+def _report(lines: Sequence[str], colour: str, shown: Iterable[Section], terminal: Terminal | None) -> str:
+    headline, *rest = lines
+    parts: list[RenderableType] = [Text(headline, style=f"bold {colour}"), *map(Text, rest)]
+    for section in shown:
+        parts += ["", *_section(section, ruled=terminal is not None)]
+    return _text(parts, terminal)
 
 
 def _section(section: Section, *, ruled: bool) -> list[RenderableType]:

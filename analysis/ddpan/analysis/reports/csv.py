@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +13,9 @@ from ._sections import printable
 if TYPE_CHECKING:
     from ddpan.analysis.measures.summary import Summary
 
-__all__ = ["COLUMNS", "render"]
+    from .document import Document
+
+__all__ = ["COLUMNS", "render", "render_document"]
 
 _KEYS: Final = ("module", "layout", "rank", "bucket")
 _NAMES: Final = ("window", "part")
@@ -27,10 +29,26 @@ COLUMNS: Final = ("table", *_KEYS, "item", "metric", "value")
 
 def render(summary: Summary) -> str:
     """The report as CSV; an empty field where a value is not known or a key does not apply."""
+    return _written([COLUMNS, *_rows(summary)])
+
+
+def render_document(document: Document) -> str:
+    """A report on one measure as CSV: a value in each row, as `render`, but with the keys of this measure."""
+    keys = document.keys
+    facts = [("facts", *("" for _ in keys), name, _field(value)) for name, value in document.facts.items()]
+    values = [
+        (table, *(_field(record.get(key)) for key in keys), metric, _field(value))
+        for table, records in document.tables.items()
+        for record in records
+        for metric, value in record.items()
+        if metric not in keys
+    ]
+    return _written([("table", *keys, "metric", "value"), *facts, *values])
+
+
+def _written(rows: Iterable[Row]) -> str:
     file = StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(_rows(summary))
+    csv.writer(file, lineterminator="\n").writerows(rows)
     return file.getvalue()
 
 

@@ -7,21 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ._answer import answer
-from ._records import SCHEMA_VERSION, run_record, tables, verdict_record
+from ._records import SCHEMA_VERSION, Record, run_record, tables, verdict_record
 
 if TYPE_CHECKING:
     from ddpan.analysis.measures.summary import Summary
 
-__all__ = ["render"]
+    from .document import Document
+
+__all__ = ["render", "render_document"]
 
 
 def render(summary: Summary) -> str:
     """The report as JSON: null where a value is not known, never NaN or Infinity."""
-    # Loaded on use: it takes as long as all other imports of the reports together, for text and CSV in vain.
-    metadata = import_module("importlib.metadata")
     report = {
-        "schema_version": SCHEMA_VERSION,
-        "ddpan_version": metadata.version("ddpan"),
         "answer": list(answer(summary)),
         "verdict": verdict_record(summary.stragglers.verdict),
         "named": [verdict_record(verdict) for verdict in summary.stragglers.named],
@@ -29,4 +27,16 @@ def render(summary: Summary) -> str:
         "overlap_reason": summary.overlap.reason,
         **tables(summary),
     }
-    return json.dumps(report, indent=2, allow_nan=False) + "\n"
+    return _dumped(report)
+
+
+def render_document(document: Document) -> str:
+    """A report on one measure as JSON."""
+    return _dumped({"answer": list(document.answer), **document.facts, **document.tables})
+
+
+def _dumped(report: Record) -> str:
+    # Loaded on use: it takes as long as all other imports of the reports together, for text and CSV in vain.
+    metadata = import_module("importlib.metadata")
+    head = {"schema_version": SCHEMA_VERSION, "ddpan_version": metadata.version("ddpan")}
+    return json.dumps(head | report, indent=2, allow_nan=False) + "\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ._answer import answer
@@ -12,14 +12,25 @@ from ._sections import Section, Table
 if TYPE_CHECKING:
     from ddpan.analysis.measures.summary import Summary
 
-__all__ = ["render"]
+    from .document import Document
+
+__all__ = ["render", "render_document"]
 
 
 def render(summary: Summary) -> str:
     """The report as Markdown; the answer first, in bold."""
-    headline, *rest = map(_escape, answer(summary))
+    return _report(answer(summary), sections(summary))
+
+
+def render_document(document: Document) -> str:
+    """A report on one measure as Markdown; the answer first, in bold."""
+    return _report(document.answer, document.sections)
+
+
+def _report(lines: Iterable[str], shown: Iterable[Section]) -> str:
+    headline, *rest = map(_escape, lines)
     blocks = [f"**{headline}**", *rest]
-    for section in sections(summary):
+    for section in shown:
         blocks += _section(section)
     return "\n\n".join(blocks) + "\n"
 

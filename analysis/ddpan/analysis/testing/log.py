@@ -80,7 +80,8 @@ def write_log(
 
 
 def _within(part: int, steps_per_part: int) -> pl.Expr:
-    return pl.col("step").is_between(part * steps_per_part, (part + 1) * steps_per_part, closed="left")
+    # Collectives that belong to no step go into the first part.
+    return pl.col("step").fill_null(0).is_between(part * steps_per_part, (part + 1) * steps_per_part, closed="left")
 
 
 def _write_parts(

@@ -20,11 +20,13 @@ class Fault:
 
     Attributes:
         rank: global rank.
-        cause: one of `CAUSES`; ``other`` is user code before the forward.
+        cause: one of `CAUSES`; ``other`` is user code before the first forward of the step.
         delay_ns: added to each step concerned.
         first_step: first step concerned.
         end_step: the step after the last, or None for the end of the run.
         bucket: for ``backward`` the first bucket that is late; None for the middle one.
+        share: share of these steps that are concerned, drawn at random one by one.
+        delay_noise: standard deviation of the delay from step to step, relative to it.
     """
 
     rank: int
@@ -33,10 +35,14 @@ class Fault:
     first_step: int = 0
     end_step: int | None = None
     bucket: int | None = None
+    share: float = 1.0
+    delay_noise: float = 0.0
 
     def __post_init__(self) -> None:
         if self.cause not in CAUSES:
             raise UsageError(f"cause must be one of {', '.join(CAUSES)}, not {self.cause!r}")
+        if not 0 <= self.share <= 1:
+            raise UsageError(f"share must be between 0 and 1, not {self.share}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,13 @@ class Scenario:
         backward_ns: each backward computation, divided evenly among the buckets.
         optimizer_ns: the optimizer's step.
         noise: sigma of the logarithm of each phase, for the backward of each bucket's share of it.
+        noise_correlation: correlation of this noise between a step and the next (autoregressive of first order).
+        noise_tail: degrees of freedom of Student's t that it follows, 3 or more, scaled to the same sigma; None for a
+            normal distribution. With correlation, that of its innovations.
+        pace: by rank, how many times as long as in the others its forward and backward take in every step; 1 for
+            ranks that are not there.
+        exit_ns: mean time after which a rank notices that a collective has ended, drawn anew from an exponential
+            distribution for each.
         transfer_ns: transfer of each bucket.
         transfer_noise: sigma of its logarithm; the same on all ranks.
         copy_ns: from the end of the last bucket to the end of the backward.
@@ -83,6 +96,10 @@ class Scenario:
     backward_ns: int = 40_000_000
     optimizer_ns: int = 4_000_000
     noise: float = 0.02
+    noise_correlation: float = 0.0
+    noise_tail: float | None = None
+    pace: Mapping[int, float] = field(default_factory=dict)
+    exit_ns: int = 0
     transfer_ns: int = 3_000_000
     transfer_noise: float = 0.05
     copy_ns: int = 200_000
@@ -98,6 +115,10 @@ class Scenario:
     def __post_init__(self) -> None:
         if min(self.ranks, self.ranks_per_host, self.steps, self.buckets, self.micro_batches) < 1:
             raise UsageError("ranks, ranks_per_host, steps, buckets and micro_batches must be 1 or more")
+        if not 0 <= self.noise_correlation < 1:
+            raise UsageError(f"noise_correlation must be at least 0 and less than 1, not {self.noise_correlation}")
+        if self.noise_tail is not None and self.noise_tail < 3:
+            raise UsageError(f"noise_tail must be 3 or more, not {self.noise_tail}: t has no variance below")
         if strangers := [fault.rank for fault in self.faults if not 0 <= fault.rank < self.ranks]:
             raise UsageError(f"a fault names rank {strangers[0]}, but the ranks are 0 to {self.ranks - 1}")
 

@@ -16,6 +16,7 @@ from .scenario import Fault, Scenario
 
 __all__ = ["SyntheticRun", "simulate"]
 
+Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 _READY_BEFORE_LAUNCH_NS = 20_000
 
@@ -64,7 +65,7 @@ def simulate(scenario: Scenario) -> SyntheticRun:
     """Simulate ``scenario``; the same scenario always gives the same run."""
     random = np.random.default_rng(scenario.seed)
     durations = _draw(scenario, random)
-    moments = _play(scenario, durations)
+    moments = _play(scenario, durations, random)
     steps, collectives = _steps(scenario, durations, moments), _collectives(scenario, moments)
     return SyntheticRun(
         scenario=scenario,
@@ -78,33 +79,57 @@ def _draw(scenario: Scenario, random: np.random.Generator) -> _Durations:
     shape = (scenario.steps, scenario.micro_batches, scenario.ranks)
     by_bucket = (scenario.steps, scenario.buckets, scenario.ranks)
 
-    def lognormal(median_ns: float, sigma: float, size: tuple[int, ...]) -> Integers:
-        return np.rint(median_ns * np.exp(sigma * random.standard_normal(size))).astype(np.int64)
+    def lognormal(median_ns: float | Floats, noise: Floats) -> Integers:
+        return np.rint(median_ns * np.exp(noise)).astype(np.int64)
 
+    def phase(median_ns: float | Floats, size: tuple[int, ...] = shape) -> Integers:
+        return lognormal(median_ns, scenario.noise * _noise(scenario, random, size))
+
+    pace = np.array([scenario.pace.get(rank, 1.0) for rank in range(scenario.ranks)])
     durations = _Durations(
-        data=lognormal(scenario.data_ns, scenario.noise, shape),
-        other=lognormal(scenario.other_ns, scenario.noise, shape),
-        forward=lognormal(scenario.forward_ns, scenario.noise, shape),
-        backward=lognormal(scenario.backward_ns, scenario.noise, shape),
-        optimizer=lognormal(scenario.optimizer_ns, scenario.noise, (scenario.steps, 1, scenario.ranks)),
-        gaps=lognormal(scenario.backward_ns / scenario.buckets, scenario.noise, by_bucket),
-        transfer=lognormal(scenario.transfer_ns, scenario.transfer_noise, by_bucket[:2]),
+        data=phase(scenario.data_ns),
+        other=phase(scenario.other_ns),
+        forward=phase(scenario.forward_ns * pace),
+        backward=phase(scenario.backward_ns * pace),
+        optimizer=phase(scenario.optimizer_ns, (scenario.steps, 1, scenario.ranks)),
+        gaps=phase(scenario.backward_ns / scenario.buckets * pace, by_bucket),
+        transfer=lognormal(scenario.transfer_ns, scenario.transfer_noise * random.standard_normal(by_bucket[:2])),
     )
     for fault in scenario.faults:
-        _delay(scenario, durations, fault)
+        _delay(scenario, durations, fault, random)
     return durations
 
 
-def _delay(scenario: Scenario, durations: _Durations, fault: Fault) -> None:
-    steps = slice(fault.first_step, fault.end_step)
+def _noise(scenario: Scenario, random: np.random.Generator, size: tuple[int, ...]) -> Floats:
+    """Noise of standard deviation 1 of the scenario's tail and correlation along the steps, the first axis."""
+    tail, correlation = scenario.noise_tail, scenario.noise_correlation
+    if tail is None:
+        noise = random.standard_normal(size)
+    else:
+        noise = random.standard_t(tail, size) * np.sqrt(max(tail - 2, 1.0) / tail)
+    if correlation:
+        fresh = np.sqrt(1 - correlation**2)
+        for step in range(1, len(noise)):
+            noise[step] = correlation * noise[step - 1] + fresh * noise[step]
+    return noise
+
+
+def _delay(scenario: Scenario, durations: _Durations, fault: Fault, random: np.random.Generator) -> None:
+    steps = np.arange(scenario.steps)[fault.first_step : fault.end_step]
+    if fault.share < 1:
+        steps = steps[random.random(len(steps)) < fault.share]
+    delay_ns = np.full(len(steps), fault.delay_ns, np.int64)
+    if fault.delay_noise:
+        varied = 1 + fault.delay_noise * random.standard_normal(len(steps))
+        delay_ns = np.rint(fault.delay_ns * np.maximum(varied, 0.0)).astype(np.int64)
     if fault.cause == "backward":
         bucket = scenario.buckets // 2 if fault.bucket is None else fault.bucket
-        durations.gaps[steps, bucket, fault.rank] += fault.delay_ns
+        durations.gaps[steps, bucket, fault.rank] += delay_ns
     else:
-        getattr(durations, fault.cause)[steps, -1, fault.rank] += fault.delay_ns
+        getattr(durations, fault.cause)[steps, 0, fault.rank] += delay_ns
 
 
-def _play(scenario: Scenario, durations: _Durations) -> _Moments:
+def _play(scenario: Scenario, durations: _Durations, random: np.random.Generator) -> _Moments:
     launched = np.cumsum(durations.gaps, axis=1)
     transfer = durations.transfer
     if scenario.rebuilt:
@@ -115,6 +140,9 @@ def _play(scenario: Scenario, durations: _Durations) -> _Moments:
     lead = before.sum(axis=1) + durations.backward[:, :-1].sum(axis=1)
     sent = np.cumsum(transfer, axis=1)
     shape = (scenario.steps, scenario.ranks)
+    noticed = np.zeros(launched.shape, np.int64)
+    if scenario.exit_ns:
+        noticed = np.rint(random.exponential(scenario.exit_ns, launched.shape)).astype(np.int64)
     begin, ended = np.zeros(shape, np.int64), np.zeros(sent.shape, np.int64)
     now = np.zeros(scenario.ranks, np.int64)
     for step in range(scenario.steps):
@@ -122,11 +150,11 @@ def _play(scenario: Scenario, durations: _Durations) -> _Moments:
         # Bucket k ends at max(last launch of k, end of k-1) + transfer of k; unrolled, that is a running maximum.
         last_launch = (now + lead[step] + launched[step]).max(axis=1)
         ended[step] = np.maximum.accumulate(last_launch - sent[step] + transfer[step]) + sent[step]
-        now = np.full(scenario.ranks, ended[step, -1] + scenario.copy_ns)
+        now = ended[step, -1] + noticed[step, -1] + scenario.copy_ns
         now = now + durations.optimizer[step, 0]
     launch = (begin + lead)[:, None] + launched
-    end = np.broadcast_to(ended[:, :, None], launch.shape)
-    return _Moments(begin, launch, end, np.broadcast_to(ended[:, -1:] + scenario.copy_ns, shape))
+    end = ended[:, :, None] + noticed
+    return _Moments(begin, launch, end, end[:, -1] + scenario.copy_ns)
 
 
 def _on_clock(scenario: Scenario, moments: Integers) -> Integers:

@@ -45,6 +45,11 @@ class Taps:
         if self._group_hooks is not None:
             self._group_hooks.attach(group)
 
+    def leave(self, group: ProcessGroup) -> None:
+        """Stop to listen to a process group."""
+        if self._group_hooks is not None:
+            self._group_hooks.detach(group)
+
     def forget(self) -> None:
         """The recording ends: forget modules and groups of it."""
         self._modules.forget()

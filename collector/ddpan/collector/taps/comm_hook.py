@@ -21,6 +21,7 @@ from torch.nn.parallel.distributed import _find_tensors
 from ..clock import now_ns
 from ..collectives import ALL_REDUCE
 from .patching import Patches
+from .payload import payload_bytes
 from .scaling import Scale
 
 if TYPE_CHECKING:
@@ -31,19 +32,29 @@ if TYPE_CHECKING:
 
 __all__ = ["install"]
 
+UserHook = tuple[Any, Callable[..., Any]]
+"""State and hook, as they are registered."""
+
 
 class BucketHook:
     """What is installed on one reducer.
+
+    Args:
+        session: in whose service it begins.
+        modules: the modules of the session.
+        ddp: whose reducer it is.
+        whole: whether a user's hook is recorded as a whole, or announced to the hooks of the process group.
 
     Attributes:
         user: the user's state and hook that took over from the default arithmetic, if any.
         is_default: whether the reducer's hook is this one, repeating the default arithmetic.
     """
 
-    def __init__(self, session: Session, modules: Modules, ddp: DistributedDataParallel) -> None:
+    def __init__(self, session: Session, modules: Modules, ddp: DistributedDataParallel, *, whole: bool) -> None:
         self.serve(session, modules)
         self._ddp = weakref.ref(ddp)
-        self.user: tuple[Any, Callable[..., Any]] | None = None
+        self._whole = whole
+        self.user: UserHook | None = None
         self.is_default = False
         self._group = ddp.process_group
         self.scale = Scale(ddp)
@@ -60,17 +71,16 @@ class BucketHook:
 
     def __call__(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Run the user's hook, or the default reduction, and record it."""
-        return self._reduce(bucket) if self.user is None else self.record_users(bucket, *self.user)
+        return self._reduce(bucket) if self.user is None else self.run_users(bucket, *self.user)
 
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         self.scale(buffer, bucket)
-        slot = self._launch(bucket, buffer.nbytes)
+        slot = self._launch(bucket, buffer)
         future = self._group.allreduce([buffer]).get_future()
-        recording = self._session.recording
-        if slot is None or recording is None:
+        ended = self._ender(slot)
+        if ended is None:
             return future.then(_first)
-        ended = recording.ender(slot)
 
         def finish(done: torch.futures.Future[Any]) -> torch.Tensor:
             ended(done)
@@ -79,31 +89,28 @@ class BucketHook:
 
         return future.then(finish)
 
-    def record_users(
-        self, bucket: GradBucket, state: Any, hook: Callable[..., Any]
-    ) -> torch.futures.Future[torch.Tensor]:
+    def run_users(self, bucket: GradBucket, state: Any, hook: Callable[..., Any]) -> torch.futures.Future[torch.Tensor]:
+        """Run the user's hook, and record it."""
+        return self._record(bucket, state, hook) if self._whole else self._announce(bucket, state, hook)
+
+    def _record(self, bucket: GradBucket, state: Any, hook: Callable[..., Any]) -> torch.futures.Future[torch.Tensor]:
         """Run the user's hook; the bucket ends when the hook's future does."""
-        slot = self._launch(bucket, bucket.buffer().nbytes)
-        # What the hook issues is the bucket's own communication, recorded as a whole here.
-        self._session.inside += 1
+        slot = self._launch(bucket, bucket.buffer())
+        # What the hook issues at once is the bucket's own communication, recorded as a whole here.
+        inside = self._session.inside
+        inside.depth += 1
         try:
             future: torch.futures.Future[torch.Tensor] = hook(state, bucket)
         finally:
-            self._session.inside -= 1
-        recording = self._session.recording
-        if slot is not None and recording is not None:
-            future.add_done_callback(recording.ender(slot))
+            inside.depth -= 1
+        ended = self._ender(slot)
+        if ended is not None:
+            future.add_done_callback(ended)
         return future
 
-    def announce_users(
-        self, bucket: GradBucket, state: Any, hook: Callable[..., Any]
-    ) -> torch.futures.Future[torch.Tensor]:
+    def _announce(self, bucket: GradBucket, state: Any, hook: Callable[..., Any]) -> torch.futures.Future[torch.Tensor]:
         """Run the user's hook; the first collective that it issues is recorded as the bucket's."""
-        followed = self._state()
-        if followed is not None and followed.armed:
-            self._modules.in_hook = followed
-            if bucket.is_last():
-                self._modules.follow_backward(followed)
+        self._enter(bucket)
         try:
             future: torch.futures.Future[torch.Tensor] = hook(state, bucket)
         finally:
@@ -114,7 +121,7 @@ class BucketHook:
         ddp = self._ddp()
         return None if ddp is None else self._modules.get(ddp)
 
-    def _launch(self, bucket: GradBucket, size_bytes: int) -> Slot | None:
+    def _launch(self, bucket: GradBucket, buffer: torch.Tensor) -> Slot | None:
         try:
             recording, state = self._session.recording, self._state()
             if recording is None or state is None:
@@ -122,16 +129,40 @@ class BucketHook:
             if recording.steps.paused:
                 recording.collectives.skip(state.group)
                 return None
+            size_bytes = payload_bytes([buffer]) if buffer.is_sparse else buffer.nbytes
             if not state.armed:
                 # A rank that joined launches all-reduces of zeros, which belong to no step of its own.
                 return recording.collectives.launch(state.group, ALL_REDUCE, size_bytes, now_ns())
-            slot = self._modules.launch(state, recording, bucket.index(), ALL_REDUCE, size_bytes, now_ns())
-            if bucket.is_last():
+            # In the first iteration of a static graph all buckets say that they are the first and not the last.
+            index = max(bucket.index(), state.next_bucket)
+            slot = self._modules.launch(state, recording, index, size_bytes, now_ns())
+            if bucket.is_last() or state.all_launched:
                 self._modules.follow_backward(state)
         except Exception as error:
             self._session.failed(error)
             return None
         return slot
+
+    def _ender(self, slot: Slot | None) -> Callable[[object], None] | None:
+        recording = self._session.recording
+        if slot is None or recording is None:
+            return None
+        try:
+            return recording.ender(slot)
+        except Exception as error:
+            self._session.failed(error)
+            return None
+
+    def _enter(self, bucket: GradBucket) -> None:
+        try:
+            state = self._state()
+            if state is not None and state.armed:
+                state.next_bucket = max(bucket.index(), state.next_bucket)
+                self._modules.in_hook = state
+                if bucket.is_last() or state.skips_buckets:
+                    self._modules.follow_backward(state)
+        except Exception as error:
+            self._session.failed(error)
 
 
 def _first(done: torch.futures.Future[Any]) -> torch.Tensor:
@@ -147,9 +178,10 @@ the collector stops, does the arithmetic that it stands in for, and is taken ove
 class Hooks:
     """The hooks of this process's modules, in the service of one session."""
 
-    def __init__(self, session: Session, modules: Modules) -> None:
+    def __init__(self, session: Session, modules: Modules, *, own: bool) -> None:
         self._session = session
         self._modules = modules
+        self._own = own
         for mine in _installed.values():
             mine.serve(session, modules)
 
@@ -157,16 +189,43 @@ class Hooks:
         """Install a hook that repeats the default arithmetic, unless DDP is used in a way that forbids one."""
         if self._session.recording is None or id(ddp) in _installed or not torch.is_grad_enabled():
             return
-        if not _may_install(ddp):
-            return
-        mine = BucketHook(self._session, self._modules, ddp)
-        mine.is_default = True
+        if _may_install(ddp):
+            self._install(ddp).is_default = True
+
+    def hand_over(self, ddp: DistributedDataParallel, user: UserHook, name: str) -> bool:
+        """Let our hook on the reducer, if need be installed now, run ``user`` from now on; false if that cannot be."""
+        mine = _installed.get(id(ddp))
+        if ddp.logger is None or (mine is not None and not mine.is_default):
+            return False
+        if mine is None:
+            if self._session.recording is None or ddp._use_python_reducer:
+                return False
+            mine = self._install(ddp)
+        ddp.logger._set_comm_hook_name(name)
+        mine.user = user
+        mine.is_default = False
+        return True
+
+    def observed(self, ddp: DistributedDataParallel, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """The user's hook, recorded, and looking to DDP like the user's."""
+        mine = BucketHook(self._session, self._modules, ddp, whole=self._own)
+        _remember(ddp, mine)
+
+        @functools.wraps(hook)
+        def observed(state: Any, bucket: Any) -> Any:
+            return mine.run_users(bucket, state, hook)
+
+        return observed
+
+    def _install(self, ddp: DistributedDataParallel) -> BucketHook:
+        mine = BucketHook(self._session, self._modules, ddp, whole=self._own)
         _remember(ddp, mine)
 
         def ddpan_bucket_hook(_state: object, bucket: Any) -> Any:
             return mine(bucket)
 
         _register_comm_hook(ddp.reducer, None, ddpan_bucket_hook)
+        return mine
 
     def look(self, ddp: DistributedDataParallel, output: Any) -> None:
         """Have the gradients looked at when the backward of ``output`` begins, where the arithmetic depends on them."""
@@ -184,26 +243,19 @@ class Hooks:
             if tensor.requires_grad:
                 tensor.register_hook(self._session.guard(look))
 
-    def observed(self, ddp: DistributedDataParallel, hook: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
-        """The user's hook, recorded: as a whole, or by telling the group's hooks which bucket it works on."""
-        mine = BucketHook(self._session, self._modules, ddp)
-        _remember(ddp, mine)
-
-        def observed(state: Any, bucket: Any) -> Any:
-            return mine.record_users(bucket, state, hook) if whole else mine.announce_users(bucket, state, hook)
-
-        observed.__name__, observed.__qualname__ = hook.__name__, hook.__qualname__
-        return observed
-
 
 def install(session: Session, modules: Modules, patches: Patches, *, own: bool) -> None:
     """Wrap the registration of hooks, and with ``own`` put a hook on every module that has none."""
-    hooks = Hooks(session, modules)
+    hooks = Hooks(session, modules, own=own)
     patches.replace(
-        DistributedDataParallel, "register_comm_hook", lambda original: _registering(modules, hooks, original, own=own)
+        DistributedDataParallel, "register_comm_hook", lambda original: _registering(modules, hooks, original)
+    )
+    patches.replace(
+        DistributedDataParallel,
+        "_register_builtin_comm_hook",
+        lambda original: _registering_builtin(modules, hooks, original),
     )
     if own:
-        patches.replace(DistributedDataParallel, "_register_builtin_comm_hook", _registering_builtin)
         patches.replace(Reducer, "_set_forward_pass_work_handle", _counting_live)
         patches.replace(
             DistributedDataParallel, "_pre_forward", lambda original: _installing(original, session.guard(hooks.put))
@@ -227,38 +279,42 @@ def _may_install(ddp: DistributedDataParallel) -> bool:
     return not any(hasattr(p, "_in_backward_optimizers") for p in ddp.module.parameters())
 
 
-def _registering(modules: Modules, hooks: Hooks, original: Callable[..., Any], *, own: bool) -> Callable[..., Any]:
+def _registering(modules: Modules, hooks: Hooks, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def register_comm_hook(self: Any, state: object, hook: Callable[..., Any]) -> None:
-        self._check_comm_hook(hook)
-        modules.user_hooks[id(self)] = hook.__qualname__
+        if self._use_python_reducer:
+            # The compiler looks into the hook, and there is no bucket.
+            original(self, state, hook)
+            return
         mine = _installed.get(id(self))
         if mine is None or not mine.is_default:
-            original(self, state, hooks.observed(self, hook, whole=own))
-            return
-        # The reducer takes one hook only, and it has ours: ours hands over to the user's from now on.
-        self.logger._set_comm_hook_name(hook.__qualname__)
-        self._comm_hooks.append((hook, state))
-        mine.user = (state, hook)
-        mine.is_default = False
+            original(self, state, hooks.observed(self, hook))
+        else:
+            # The reducer takes one hook only, and it has ours.
+            self._check_comm_hook(hook)
+            hooks.hand_over(self, (state, hook), hook.__qualname__)
+            self._comm_hooks.append((hook, state))
+        modules.name_hook(self, hook.__qualname__)
 
     return register_comm_hook
 
 
-def _registering_builtin(original: Callable[..., Any]) -> Callable[..., Any]:
+def _registering_builtin(modules: Modules, hooks: Hooks, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _register_builtin_comm_hook(self: Any, kind: BuiltinCommHookType) -> None:
-        mine = _installed.get(id(self))
-        if mine is None or not mine.is_default:
+        # The hooks in C++ have equals in Python, with the same arithmetic, which can be observed.
+        equal = _EQUALS.get(kind)
+        if equal is None or not hooks.hand_over(self, (self.process_group, equal), str(kind)):
             original(self, kind)
-            return
-        # The built-in hooks have equals in Python with the same arithmetic, which ours can hand over to.
-        self.logger._set_comm_hook_name(str(kind))
-        is_plain = kind == BuiltinCommHookType.ALLREDUCE
-        mine.user = (None, default_hooks.allreduce_hook if is_plain else default_hooks.fp16_compress_hook)
-        mine.is_default = False
+        modules.name_hook(self, str(kind))
 
     return _register_builtin_comm_hook
+
+
+_EQUALS: Final = {
+    BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+    BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+}
 
 
 def _counting_live(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _DDPJoinHook
 
+from ..collectives import ALL_REDUCE
 from ..cuda import CudaEvents
 from ..layouts import describe_module, reduced_parameters
 from ..schema import NONE16
@@ -31,9 +32,9 @@ class Modules:
     """The DDP modules of this process, known from their first forward on.
 
     Attributes:
-        armed: modules whose backward is due, in the order of their forwards.
+        armed: modules whose backward is due, in the order of their latest forwards.
         in_hook: the module whose hook, the user's, is running: its next collective is that of the module's next bucket.
-        user_hooks: names of the hooks that users registered, by id of the module.
+        told_by_size: whether buckets are told by their size until their addresses are known.
     """
 
     def __init__(self, session: Session) -> None:
@@ -41,9 +42,10 @@ class Modules:
         self._states: dict[int, ModuleState] = {}
         self._by_parameter: dict[int, ModuleState] = {}
         self._by_optimizer: dict[int, list[ModuleState]] = {}
-        self.user_hooks: dict[int, str] = {}
+        self._user_hooks: weakref.WeakKeyDictionary[DistributedDataParallel, str] = weakref.WeakKeyDictionary()
         self.armed: list[ModuleState] = []
         self.in_hook: ModuleState | None = None
+        self.told_by_size = False
 
     def forget(self) -> None:
         """Forget all modules: their numbers belong to a recording."""
@@ -61,6 +63,30 @@ class Modules:
         known = self._states.get(id(ddp))
         return self._add(ddp, recording) if known is None else known
 
+    def name_hook(self, ddp: DistributedDataParallel, name: str) -> None:
+        """The user has registered a hook of this name."""
+        self._user_hooks[ddp] = name
+        recording, state = self._session.recording, self.get(ddp)
+        if recording is not None and state is not None:
+            recording.modules[state.number]["comm_hook"] = name
+            recording.metadata_changed()
+
+    def arm(self, state: ModuleState) -> None:
+        """The module's backward is due."""
+        self.disarm(state)
+        self.armed.append(state)
+        state.ready_before = []
+        if self.told_by_size and len(self.armed) > 1:
+            # Two modules may have buckets of one size: what is ready now is not what the backward is about to bring.
+            for due in self.armed:
+                if due.ready_times is not None and not due.ready_before and not due.knows_addresses:
+                    due.ready_before = due.ready_times()
+
+    def disarm(self, state: ModuleState) -> None:
+        """No bucket of the module is due any more."""
+        if state in self.armed:
+            self.armed.remove(state)
+
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> list[ModuleState]:
         """The modules that hold parameters of the optimizer."""
         known = self._by_optimizer.get(id(optimizer))
@@ -74,13 +100,13 @@ class Modules:
             weakref.finalize(optimizer, self._by_optimizer.pop, id(optimizer), None)
         return states
 
-    def launch(  # noqa: PLR0917 - keywords cost time on the hot path
-        self, state: ModuleState, recording: Recording, index: int, op: int, size_bytes: int, launch_ns: int
+    def launch(
+        self, state: ModuleState, recording: Recording, index: int, size_bytes: int, launch_ns: int
     ) -> Slot | None:
         """Record the launch of a bucket."""
         layout = NONE16 if state.layout is None else state.layout.number
         slot = recording.collectives.launch(
-            state.group, op, size_bytes, launch_ns, state.number, state.step, index, layout
+            state.group, ALL_REDUCE, size_bytes, launch_ns, state.number, state.step, index, layout
         )
         state.launched(slot, index, size_bytes)
         if slot is not None:
@@ -93,12 +119,13 @@ class Modules:
         The engine runs callbacks in the order in which they were queued, when the graph is done. This is called while
         the last bucket is launched, which is before the reducer queues its own: the first callback marks the end of
         compute, then the reducer waits for the buckets, and the callback queued by the first marks the end of it all.
+        Where the last bucket may be left out it is called with the first.
         """
         if state.following or state.ends_compute is None or torch._C._current_graph_task_id() == -1:
             return
         state.following = True
-        if state in self.armed:
-            self.armed.remove(state)
+        if not state.skips_buckets:
+            self.disarm(state)
         _engine.queue_callback(state.ends_compute)
 
     def _ends_compute(
@@ -113,6 +140,7 @@ class Modules:
 
         def end_compute() -> None:
             steps.end_compute(state)
+            self.disarm(state)
             _engine.queue_callback(ended)
 
         return self._session.guard(end_compute)
@@ -129,13 +157,35 @@ class Modules:
             reduced_bytes=sum(p.numel() * p.element_size() for _, p in named),
             on_device=on_device,
         )
-        self._states[id(ddp)] = state
+        state.parameter_bytes = [p.numel() * p.element_size() for _, p in named]
+        state.ready_times = _ready_times(weakref.ref(ddp))
+        state.skips_buckets = bool(getattr(ddp, "skip_all_reduce_unused_params", False))
         state.ends_compute = self._ends_compute(state, weakref.ref(ddp), recording.steps)
-        for _, parameter in named:
-            self._by_parameter[id(parameter)] = state
-        weakref.finalize(ddp, self._states.pop, id(ddp), None)
-        recording.add_module(state.number, describe_module(ddp, group=group, comm_hook=self.user_hooks.get(id(ddp))))
+        self._states[id(ddp)] = state
+        self._by_parameter.update((id(parameter), state) for _, parameter in named)
+        self._by_optimizer.clear()
+        weakref.finalize(ddp, self._drop, id(ddp))
+        recording.add_module(state.number, describe_module(ddp, group=group, comm_hook=self._user_hooks.get(ddp)))
         return state
+
+    def _drop(self, key: int) -> None:
+        """The module with the id ``key`` is gone, and its id may be that of another one soon."""
+        state = self._states.pop(key, None)
+        if state is None:
+            return
+        state.row = None
+        self.disarm(state)
+        self._by_optimizer.clear()
+        for parameter in [parameter for parameter, of in self._by_parameter.items() if of is state]:
+            del self._by_parameter[parameter]
+
+
+def _ready_times(ref: weakref.ref[DistributedDataParallel]) -> Callable[[], list[int]]:
+    def ready_times() -> list[int]:
+        reducer = getattr(ref(), "reducer", None)
+        return [] if reducer is None else list(reducer.get_backward_stats())
+
+    return ready_times
 
 
 def install(session: Session, modules: Modules, patches: Patches) -> None:
@@ -200,8 +250,8 @@ def _observers(
         recording.steps.end_forward(state, synced=synced)
         if recording.steps.refresh_layout(state, ddp):
             recording.metadata_changed()
-        if synced and state.selected and state not in modules.armed:
-            modules.armed.append(state)
+        if synced and state.selected:
+            modules.arm(state)
 
     return before, after
 

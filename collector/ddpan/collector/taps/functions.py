@@ -6,12 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ..clock import now_ns
 from ..collectives import OP_CODES
 from .patching import Patches
+from .payload import payload_bytes
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -63,14 +65,15 @@ def _wrapper(
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if session.recording is None or session.inside:
+            inside = session.inside
+            if session.recording is None or inside.depth:
                 return original(*args, **kwargs)
             begun = _begin(session, OP_CODES[op], _payload(inputs, position, args, kwargs), _group(name, args, kwargs))
-            session.inside += 1
+            inside.depth += 1
             try:
                 work = original(*args, **kwargs)
             finally:
-                session.inside -= 1
+                inside.depth -= 1
             if begun is not None:
                 _end(session, begun, work)
             return work
@@ -105,7 +108,7 @@ def _begin(session: Session, op: int, payload: Any, group: Any) -> Any:
             recording.collectives.skip(number)
             return None
         tensors = payload if isinstance(payload, (list, tuple)) else [] if payload is None else [payload]
-        size = sum(t.nbytes for t in tensors if hasattr(t, "nbytes"))
+        size = payload_bytes(t for t in tensors if isinstance(t, torch.Tensor))
         slot = recording.collectives.launch(number, op, size, now_ns())
         if slot is not None:
             recording.launched(slot)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup
 
 from ..clock import now_ns
-from ..collectives import ALL_REDUCE, OP_CODES
+from ..collectives import OP_CODES
 from ..segments import Slot
+from .buckets import Buckets
+from .payload import payload_bytes
 
 if TYPE_CHECKING:
     from ..session import Session
-    from ..steps import ModuleState
     from .ddp import Modules
 
 __all__ = ["GroupHooks", "available"]
@@ -57,6 +57,7 @@ class GroupHooks:
             for name, value in _hook_ops().items()
         }
         self._all_reduce = _hook_ops()["ALLREDUCE"]
+        self._buckets = Buckets(modules, session.group_number)
         self._attached: list[Any] = []
 
     def attach(self, group: Any) -> None:
@@ -66,16 +67,22 @@ class GroupHooks:
         group.register_post_hook(HOOK_ID, self._after(pending))
         self._attached.append(group)
 
-    def detach_all(self) -> None:
-        """Stop to listen."""
-        while self._attached:
-            group = self._attached.pop()
+    def detach(self, group: Any) -> None:
+        """Stop to listen to a group."""
+        if group in self._attached:
+            self._attached.remove(group)
             group.unregister_pre_hook(HOOK_ID)
             group.unregister_post_hook(HOOK_ID)
 
+    def detach_all(self) -> None:
+        """Stop to listen."""
+        for group in list(self._attached):
+            self.detach(group)
+
     def _before(self, group: ProcessGroup, pending: dict[int, Slot]) -> Callable[[Any], None]:
         session, modules = self._session, self._modules
-        armed = modules.armed
+        armed, find = modules.armed, self._buckets.find
+        ops, all_reduce = self._ops, self._all_reduce
 
         def before(call: Any) -> None:
             launch_ns = now_ns()
@@ -87,17 +94,17 @@ class GroupHooks:
                     recording.collectives.skip(session.group_number(group))
                     return
                 tensors = call.input_tensors
-                bucket = self._bucket(call, tensors) if armed else None
+                name = call.name
+                bucket = find(group, tensors, is_all_reduce=name == all_reduce) if armed else None
                 if bucket is None:
-                    size = sum(tensor.nbytes for tensor in tensors)
                     slot = recording.collectives.launch(
-                        session.group_number(group), self._ops[call.name], size, launch_ns
+                        session.group_number(group), ops[name], payload_bytes(tensors), launch_ns
                     )
                     if slot is not None:
                         recording.launched(slot)
                 else:
-                    state, size = bucket
-                    slot = modules.launch(state, recording, state.next_bucket, ALL_REDUCE, size, launch_ns)
+                    state, index, size = bucket
+                    slot = modules.launch(state, recording, index, size, launch_ns)
                     if state.all_launched:
                         modules.follow_backward(state)
                 if slot is not None:
@@ -126,28 +133,3 @@ class GroupHooks:
                 session.failed(error)
 
         return after
-
-    def _bucket(self, call: Any, tensors: list[Any]) -> tuple[ModuleState, int] | None:
-        """The module whose next bucket this collective is, and the bytes; None if it is no bucket.
-
-        A bucket has a buffer of its own while a layout lasts, so its address tells. The first time in a layout it is
-        an all-reduce of one tensor, launched by a backward, of the size that the layout expects next.
-        """
-        if self._modules.in_hook is not None:
-            state, self._modules.in_hook = self._modules.in_hook, None
-            return state, sum(tensor.nbytes for tensor in tensors)
-        if len(tensors) != 1:
-            return None
-        address = tensors[0].data_ptr()
-        for state in self._modules.armed:
-            if state.layout is not None and state.addresses.get(address) == state.next_bucket:
-                sizes = state.layout.sizes_bytes
-                return state, sizes[state.next_bucket] if sizes else tensors[0].nbytes
-        if torch._C._current_graph_task_id() == -1 or call.name != self._all_reduce:
-            return None
-        size = tensors[0].nbytes
-        for state in self._modules.armed:
-            if state.expects(size):
-                state.addresses[address] = state.next_bucket
-                return state, size
-        return None

@@ -40,11 +40,14 @@ def _opening(session: Session, original: Callable[..., Any]) -> Callable[..., An
 
 def _closing(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     close_recording = session.guard(session.close)
+    leave = session.guard(session.leave)
 
     @functools.wraps(original)
     def destroy_process_group(group: Any = None) -> Any:
         if group is None or group == dist.group.WORLD:
             close_recording()
+        elif isinstance(group, dist.ProcessGroup):
+            leave(group)
         return original(group)
 
     return destroy_process_group

@@ -17,19 +17,17 @@ def _is_power_of_two(number: int) -> bool:
 class Scale:
     """Scales a bucket the way the reducer would have without a hook.
 
-    Multiplication by 1/n and division by n differ in the last bit unless n is a power of two. The reducer divides where
-    a gradient was a view of the bucket before this backward, which can only be where ``gradient_as_bucket_view`` is
-    set and gradients are kept, and multiplies elsewhere. n is the size of the group, or under
-    ``join(divide_by_initial_world_size=False)`` the number of ranks that have not joined.
+    Multiplication by 1/n and division by n differ in the last bit unless n is a power of two. The reducer divides
+    sparse gradients, and gradients that were views of the bucket before this backward, which can only be where
+    ``gradient_as_bucket_view`` is set and gradients are kept; it multiplies elsewhere. n is the size of the group, or
+    under ``join(divide_by_initial_world_size=False)`` the number of ranks that have not joined.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._divisor: int = ddp.process_group.size()
         self._views_possible = bool(ddp.gradient_as_bucket_view)
         self._flat_division = bool(getattr(ddp, "batched_grad_copy", False))
-        self._rebuilt = False
-        self._buffers: set[int] = set()
-        self._views: set[int] = set()
+        self._storages: dict[int, int] = {}
         self._live: dist.Work | None = None
 
     def count_live(self, work: dist.Work | None) -> None:
@@ -42,21 +40,17 @@ class Scale:
         return self._views_possible and (self._live is not None or not _is_power_of_two(self._divisor))
 
     def look(self, ddp: DistributedDataParallel) -> None:
-        """Note which gradients are views of a bucket now, before the backward touches them."""
-        if ddp._has_rebuilt_buckets != self._rebuilt:
-            # Gradients may still be views of the old buckets; to the reducer they are strangers now.
-            self._rebuilt = ddp._has_rebuilt_buckets
-            self._buffers.clear()
-        self._views = {
-            id(p)
+        """Note where each gradient lies now, before the backward touches it."""
+        self._storages = {
+            id(p): p.grad.untyped_storage().data_ptr()
             for p in ddp.module.parameters()
-            if p.grad is not None and p.grad.untyped_storage().data_ptr() in self._buffers
+            if p.grad is not None and p.grad.layout is torch.strided
         }
 
     def __call__(self, buffer: torch.Tensor, bucket: GradBucket) -> None:
         """Scale the bucket in place."""
         divisor = self._divisor if self._live is None else self._live_ranks(self._live)
-        if self._flat_division:
+        if self._flat_division or buffer.is_sparse:
             buffer.div_(divisor)
         elif not self.must_look:
             buffer.mul_(1.0 / divisor)
@@ -68,8 +62,8 @@ class Scale:
         return int(work.get_future().value()[0].item())
 
     def _by_gradient(self, buffer: torch.Tensor, bucket: GradBucket, divisor: int) -> None:
-        self._buffers.add(buffer.untyped_storage().data_ptr())
-        views = [id(p) in self._views for p in bucket.parameters()]
+        storage = buffer.untyped_storage().data_ptr()
+        views = [self._storages.get(id(p)) == storage for p in bucket.parameters()]
         if not any(views):
             buffer.mul_(1.0 / divisor)
         elif all(views):

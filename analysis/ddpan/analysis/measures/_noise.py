@@ -1,0 +1,105 @@
+"""The noise of ranks apart from their faults: lateness without levels that change, and its spread on the quiet side.
+
+Arrays are of shape (steps, ranks) with NaN where a value is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ._inference import MAD_TO_SIGMA, Matrix, block_medians, median
+from ._stretch import find_stretches, refine
+
+__all__ = ["quiet_noises", "without_levels"]
+
+_BLOCKS: Final = 32
+_LEAST_STEPS: Final = 8
+_WINSOR_SIGMAS: Final = 3.0
+_LEAST_EXPLAINED: Final = 0.1
+"""Share of the variance below which a change does no harm."""
+
+_PENALTY: Final = 3.0
+"""Times the logarithm of the number of steps: the two ends of a stretch and its level, and that they were looked for."""
+
+_SCALE_ITERATIONS: Final = 8
+
+_TENTH_TO_THIRD: Final = 0.7572
+"""Distance of the quantiles of 10 and 30 % of the normal distribution, in standard deviations."""
+
+
+def without_levels(excess: Matrix) -> Matrix:
+    """The lateness without each rank's level, and without its change where one stretch has another level.
+
+    What remains is noise: a fault that comes or goes must not pass for slow noise, nor slow noise for a fault. The
+    change is taken out if autoregressive noise with it is more likely than without it: around a true change, noise
+    jumps once and is otherwise as short-lived as ever.
+    """
+    residuals = excess - median(excess)
+    edges = np.linspace(0, len(excess), min(len(excess), _BLOCKS) + 1).round().astype(np.intp)
+    stretches = find_stretches(block_medians(excess, edges), shortest=1, raised=False)
+    if stretches is None:
+        return np.asarray(residuals)
+    for rank in np.flatnonzero(stretches.explained > _LEAST_EXPLAINED):
+        known = np.flatnonzero(~np.isnan(excess[:, rank]))
+        if len(known) < _LEAST_STEPS:
+            continue
+        values = residuals[known, rank]
+        first, end = np.searchsorted(known, [edges[stretches.first[rank]], edges[stretches.end[rank]]])
+        levelled = _levelled(values, *refine(values, int(first), int(end), len(values) // _BLOCKS))
+        if _misfit(levelled) + _PENALTY * np.log(len(values)) < _misfit(values):
+            residuals[known, rank] = levelled
+    return np.asarray(residuals)
+
+
+def quiet_noises(residuals: Matrix) -> Matrix:
+    """Standard deviation of each rank's noise apart from steps in which it, or another, is late now and then.
+
+    Late steps widen the upper side of a rank's own lateness, and the lower side of that of the others, against whom
+    it is measured. So each rank is measured by its lower side, or by what is usual if that is larger.
+
+    Returns:
+        shape (ranks,).
+    """
+    whole = np.nan_to_num(MAD_TO_SIGMA * median(np.abs(residuals)))
+    below, above = (_side_noises(side) for side in (residuals, -residuals))
+    usual = float(np.median(np.minimum(whole, np.minimum(below, above))))
+    return np.maximum(below, max(usual, 1.0))
+
+
+def _side_noises(residuals: Matrix) -> Matrix:
+    """Standard deviation of each rank's noise, were it normal, by its quantiles of 10 and 30 %."""
+    ordered, last = np.sort(residuals, axis=0), np.maximum(np.sum(~np.isnan(residuals), axis=0) - 1, 0)
+    low, high = (
+        np.take_along_axis(ordered, np.floor(share * last).astype(np.intp)[None], axis=0)[0] for share in (0.1, 0.3)
+    )
+    return np.asarray(np.nan_to_num((high - low) / _TENTH_TO_THIRD))
+
+
+def _levelled(values: Matrix, first: int, end: int) -> Matrix:
+    """``values``, shape (steps,), less their medians inside and outside of a stretch."""
+    inside = np.zeros(len(values), np.bool_)
+    inside[first:end] = True
+    levels = np.zeros_like(values)
+    for part in (inside, ~inside):
+        if part.any():
+            levels[part] = np.median(values[part])
+    return values - levels
+
+
+def _misfit(values: Matrix) -> float:
+    """Minus the logarithm of the likelihood of ``values``, shape (steps,), as first-order autoregressive noise.
+
+    Innovations follow Student's t with three degrees of freedom, so that outliers do not decide; their scale is the
+    likeliest one, found by its fixed-point equation.
+    """
+    scale = MAD_TO_SIGMA * float(np.median(np.abs(values)))
+    bounded = np.clip(values, -_WINSOR_SIGMAS * scale, _WINSOR_SIGMAS * scale)
+    power = float(bounded[:-1] @ bounded[:-1])
+    correlation = float(bounded[1:] @ bounded[:-1]) / power if power > 0 else 0.0
+    squares = (values[1:] - correlation * values[:-1]) ** 2
+    scale = max(float(np.median(squares)), 1.0)
+    for _ in range(_SCALE_ITERATIONS):
+        scale = max(float(np.mean(4 * squares / (3 + squares / scale))), 1.0)
+    return float(len(squares) / 2 * np.log(scale) + 2 * np.sum(np.log1p(squares / (3 * scale))))

@@ -1,0 +1,107 @@
+"""Telling buckets from other collectives, where all that is seen is a collective of a process group.
+
+A bucket has a buffer of its own while a layout lasts, so its address tells. The first time in a layout, a bucket is an
+all-reduce of one tensor that the reducer itself issues in a backward, on the module's group, of the size that the
+layout expects next. Where that holds for several modules, the one whose next bucket is ready is meant: a reducer
+launches a bucket as soon as it is ready, so no other module has one that is ready and not launched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.autograd.graph import _engine_run_backward
+from torch.distributed import ProcessGroup
+
+from .payload import payload_bytes
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from ..steps import ModuleState
+    from .ddp import Modules
+
+__all__ = ["Buckets"]
+
+_ENGINE: Final = _engine_run_backward.__code__
+
+Found = tuple["ModuleState", int, int]
+"""The module, the index of its bucket, and the bytes that the collective sends."""
+
+
+class Buckets:
+    """Finds the bucket that a collective is.
+
+    Args:
+        modules: the modules whose buckets may be launched.
+        number_of: the number of a process group.
+    """
+
+    def __init__(self, modules: Modules, number_of: Callable[[ProcessGroup], int]) -> None:
+        self._modules = modules
+        self._number_of = number_of
+        modules.told_by_size = True
+
+    def find(self, group: ProcessGroup, tensors: list[Any], *, is_all_reduce: bool) -> Found | None:
+        """The bucket, or None if the collective is none; called by a hook of the process group itself."""
+        state = self._modules.in_hook
+        if state is not None:
+            self._modules.in_hook = None
+            return state, state.next_bucket, payload_bytes(tensors)
+        if len(tensors) != 1:
+            return None
+        try:
+            address: int = tensors[0].data_ptr()
+        except RuntimeError:
+            address = 0  # a sparse tensor has none
+        for state in self._modules.armed:
+            index = state.addresses.get(address, -1)
+            if index >= state.next_bucket and state.layout is not None:
+                sizes = state.layout.sizes_bytes
+                return state, index, sizes[index] if sizes else tensors[0].nbytes
+        if not is_all_reduce or not _issued_by_reducer(sys._getframe(1)):
+            return None
+        return self._by_size(self._number_of(group), tensors[0], address)
+
+    def _by_size(self, group: int, tensor: torch.Tensor, address: int) -> Found | None:
+        size_bytes = tensor.numel() * tensor.element_size()
+        candidates = [
+            (s, k) for s in self._modules.armed if s.group == group and (k := s.find_bucket(size_bytes)) is not None
+        ]
+        if len(candidates) > 1:
+            candidates = [(s, k) for s, k in candidates if _is_ready(s, k, size_bytes)] or candidates
+        if not candidates:
+            return None
+        state, index = candidates[-1]
+        if address:
+            state.addresses[address] = index
+            return state, index, size_bytes
+        sent = payload_bytes([tensor])
+        # To the layout a sparse bucket is as large as its parameter.
+        state.launched_bytes += size_bytes - sent
+        return state, index, sent
+
+
+def _issued_by_reducer(hook: FrameType) -> bool:
+    """Whether the hook with this frame was called by the autograd engine itself.
+
+    A collective that Python code issues in a backward has that code below the hook. On a thread of the engine's own
+    there is nothing below.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    return hook.f_back is None or hook.f_back.f_code is _ENGINE
+
+
+def _is_ready(state: ModuleState, index: int, size_bytes: int) -> bool:
+    """Whether the gradients of the module's next bucket are ready, by what the reducer says of each gradient."""
+    if state.layout is None or state.ready_times is None:
+        return False
+    changes = zip(state.ready_before, state.ready_times(), strict=True)
+    ready = {i for i, (before, now) in enumerate(changes) if before != now}
+    if state.layout.parameters:
+        return ready.issuperset(state.layout.parameters[index])
+    return sum(state.parameter_bytes[i] for i in ready) >= state.launched_bytes + size_bytes
