@@ -192,7 +192,8 @@ def test_permuting_ranks_permutes_the_clocks(scenario: Scenario, data: st.DataOb
     on_old = np.stack([before.onto_reference(rank, moments[rank]) for rank in new])
     on_new = np.stack([after.onto_reference(new[rank], moments[rank]) for rank in new])
     change = np.abs((on_old - on_old[0]) - (on_new - on_new[0])).max()
-    assert change < 100 + 0.05 * max(before.ranks["error_ns"])
+    # Differences of milliseconds, on clocks that seem to run differently by some hundred millionths.
+    assert change < 10 * US
 
 
 @FEW

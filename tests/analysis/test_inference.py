@@ -16,12 +16,13 @@ from ddpan.analysis.measures._inference import (
     block_medians,
     correlation_steps,
     excess_over_others,
-    frequency_p_values,
     mean_interval,
     median,
     place_p_values,
     row_means,
+    total_p_values,
 )
+from ddpan.analysis.measures._noise import quiet_noises, without_levels
 from ddpan.analysis.measures._pattern import Pattern, find_pattern, is_rotating
 from ddpan.analysis.measures._stretch import change_p_values, exceedance_p_values, find_stretches, refine
 
@@ -119,6 +120,18 @@ class TestBuildingBlocks:
             assert (found.low[column], found.high[column]) == pytest.approx((expected.low, expected.high))
         assert np.isnan(mean_interval(blocks[:1]).low).all()
 
+    def test_the_choice_of_references_widens_the_interval(self) -> None:
+        # Eight references out of 32: a variance of 3/4 of s^2 / 8, on top of that of the blocks, by Welch's formula.
+        blocks = np.random.default_rng(0).normal(5, 2, (12, 1))
+        chosen = np.random.default_rng(1).normal(5, 3, (1, 8))
+        within, between = blocks.var(ddof=1) / 12, 0.75 * chosen.var(ddof=1) / 8
+        freedom = (within + between) ** 2 / (within**2 / 11 + between**2 / 7)
+        half = stats.t.ppf(0.975, freedom) * np.sqrt(within + between)
+        found = mean_interval(blocks, chosen=chosen, unseen=np.array([0.75]))
+        assert found.high[0] - found.middle[0] == pytest.approx(half)
+        whole = mean_interval(blocks, chosen=chosen, unseen=np.array([0.0]))
+        assert whole.low == pytest.approx(mean_interval(blocks).low)
+
 
 class TestPValues:
     @pytest.mark.parametrize(("blocks", "ranks"), [(5, 3), (4, 4), (8, 2), (3, 6)])
@@ -140,19 +153,32 @@ class TestPValues:
         assert place_p_values(blocks)[:3] == pytest.approx(place_p_values(blocks[:, :3]))
         assert place_p_values(blocks)[3] == 1.0
 
-    def test_frequency_is_the_binomial_tail(self) -> None:
-        expected = [stats.binom.sf(k - 1, 14, 1 / 3) for k in (9, 5, 0)]
-        assert frequency_p_values(np.array([9, 5, 0]), 14) == pytest.approx(expected)
-        assert frequency_p_values(np.array([0, 0]), 0).tolist() == [1.0, 1.0]
+    def test_totals_against_enumeration(self) -> None:
+        # Each block's counts fall to three ranks in each order alike.
+        blocks = [(0, 0, 1), (0, 1, 2), (0, 0, 3), (1, 1, 2), (0, 0, 1)]
+        totals = np.array([sum(one) for one in itertools.product(*blocks)])
+        for total in (5, 7, 8, 9):
+            first = next(one for one in itertools.product(*blocks) if sum(one) == total)
+            others = [
+                sorted(block)[: block.index(got)] + sorted(block)[block.index(got) + 1 :]
+                for block, got in zip(blocks, first, strict=True)
+            ]
+            counts = np.array([[got, *rest] for got, rest in zip(first, others, strict=True)])
+            exact = (totals >= total).mean()
+            assert exact <= total_p_values(counts)[0] * (1 + 1e-9)
+            assert total_p_values(counts)[0] <= min(1.0, 8 * exact)
 
-    def test_the_late_one_of_a_block_has_most_late_steps(self) -> None:
+    def test_totals_at_the_extreme_are_exact(self) -> None:
+        always = np.tile([1, 0], (12, 1))
+        assert total_p_values(always) == pytest.approx([2**-12, 1.0], rel=1e-6)
+        assert total_p_values(np.zeros((5, 3), np.intp)).tolist() == [1.0, 1.0, 1.0]
+
+    def test_late_steps_are_counted_by_block(self) -> None:
         late = np.zeros((40, 4), np.bool_)
         late[::4, 0] = late[1::8, 1] = True
-        edges = np.arange(0, 41, 4)  # rank 0 is late in all ten blocks, rank 1 as often in five of them
-        found = late_p_values(late, edges)
-        assert found[0] == pytest.approx(stats.binom.sf(7 - 1, 10, 1 / 4))  # 5 + 5 / 2, rounded down
-        assert found[1] == pytest.approx(stats.binom.sf(2 - 1, 10, 1 / 4))
-        assert found[2:].tolist() == [1.0, 1.0]
+        edges = np.arange(0, 41, 4)
+        counts = np.column_stack([np.ones(10), np.tile([1, 0], 5), np.zeros((10, 2))]).astype(np.intp)
+        assert late_p_values(late, edges) == pytest.approx(total_p_values(counts))
 
     def test_change_is_student_s_test_times_the_number_of_stretches(self) -> None:
         column = np.random.default_rng(3).normal(size=20)
@@ -195,6 +221,29 @@ class TestStretches:
         values[17:43] = 1.0
         assert refine(values, 15, 40, 5) == (17, 43)
         assert refine(values[:43], 15, 43, 5) == (17, 43)
+
+
+class TestNoise:
+    @pytest.mark.parametrize("tail", ["normal", "t3"])
+    @pytest.mark.parametrize("delay", [2.0, 30.0])
+    def test_a_delay_in_a_stretch_is_no_correlation(self, delay: float, tail: str) -> None:
+        values = autoregressive(np.random.default_rng(2), (300, 3), 0.0, tail)
+        values[100:220, 1] += delay
+        assert correlation_steps(without_levels(values)) < 1.4
+        assert correlation_steps(values) > 5
+
+    @pytest.mark.parametrize("tail", ["normal", "t3"])
+    def test_slow_noise_stays(self, tail: str) -> None:
+        values = autoregressive(np.random.default_rng(3), (600, 8), 0.9, tail)
+        assert correlation_steps(without_levels(values)) == pytest.approx(19, rel=0.3)
+
+    def test_noise_beside_late_steps(self) -> None:
+        values = np.random.default_rng(4).normal(0, 2, (2000, 4))
+        noisy = values.copy()
+        noisy[np.random.default_rng(5).random(2000) < 0.3, 2] += 30
+        assert quiet_noises(noisy) == pytest.approx([2.0] * 4, rel=0.35)
+        values[:, 1] *= 5
+        assert quiet_noises(values)[1] == pytest.approx(10, rel=0.15)
 
 
 class TestPatterns:

@@ -94,7 +94,8 @@ class Run:
     def collectives(self) -> pl.LazyFrame:
         """The table ``collectives`` of all ranks, rank by rank, each in the order of its log; columns as in the schema.
 
-        Where steps were chosen, collectives that belong to no step are left out.
+        Where steps were chosen, collectives that belong to no step are all there: when they took place is known by
+        their times alone.
         """
         return self._scan("collectives")
 
@@ -142,7 +143,7 @@ class Run:
     def _keep(self) -> pl.Expr | None:
         if self.step_range is None:
             return None
-        return pl.col("step").is_between(*self.step_range, closed="left")
+        return pl.col("step").is_between(*self.step_range, closed="left") | pl.col("step").is_null()
 
 
 def find_runs(path: str | PathLike[str]) -> tuple[RunInfo, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ..run import Run
-from ._inference import Matrix, row_means
+from ._inference import Matrix, median, row_means
 from ._own_time import own_time
 from .facts import Facts
 from .verdict import Cause
@@ -39,6 +39,8 @@ class Arrivals:
             (steps, ranks), NaN where unknown.
         phases_ns: the part of it spent in each of `PHASES`, by phase, of the same shape.
         step_time_ns: time of each step, shape (steps,), NaN where unknown.
+        transfer_ns: what remains of each step after the latest arrival, shape (steps,): the communication that hides
+            behind nothing; infinite where unknown.
     """
 
     module: int
@@ -49,20 +51,40 @@ class Arrivals:
     arrival_ns: Matrix
     phases_ns: Mapping[Cause, Matrix]
     step_time_ns: Matrix
+    transfer_ns: Matrix
 
     def waits_ns(self) -> Matrix:
         """Mean time over steps that each rank waits for the latest one, shape (ranks,)."""
-        latest = np.max(np.where(np.isnan(self.arrival_ns), -np.inf, self.arrival_ns), axis=1)
-        return row_means((latest[:, None] - self.arrival_ns).T)
+        return row_means((_latest(self.arrival_ns)[:, None] - self.arrival_ns).T)
 
-    def lost_ns(self, rank: int) -> Matrix:
-        """Time that the rank in column ``rank`` made the others wait in each step, shape (steps,); NaN where unknown.
+    def lost_ns(self, *ranks: int) -> Matrix:
+        """Time that the ranks in columns ``ranks`` made the others wait in each step, shape (steps,); NaN if unknown.
 
-        The step would have been so much shorter had the rank arrived with the median of the others.
+        The step would have been so much shorter had they arrived with the median of the others.
         """
-        others = np.delete(self.arrival_ns, rank, axis=1)
-        latest = np.max(np.where(np.isnan(others), -np.inf, others), axis=1)
-        return np.asarray(np.maximum(self.arrival_ns[:, rank] - latest, 0.0))
+        columns = list(ranks)
+        own = _latest(self.arrival_ns[:, columns])
+        others = _latest(np.delete(self.arrival_ns, columns, axis=1))
+        return np.asarray(np.where(np.isfinite(own), np.maximum(own - others, 0.0), np.nan))
+
+    def merged(self, columns: Sequence[int]) -> Arrivals:
+        """The same with the ranks in ``columns`` as one, the first: in each step, the median of those known."""
+
+        def merge(values: Matrix) -> Matrix:
+            return np.column_stack([median(values[:, columns], axis=1), np.delete(values, columns, axis=1)])
+
+        others = [rank for column, rank in enumerate(self.ranks) if column not in columns]
+        return replace(
+            self,
+            ranks=(self.ranks[columns[0]], *others),
+            arrival_ns=merge(self.arrival_ns),
+            phases_ns={phase: merge(values) for phase, values in self.phases_ns.items()},
+        )
+
+
+def _latest(arrival_ns: Matrix) -> Matrix:
+    """Latest of the known arrivals of each step, shape (steps,); minus infinity where none is."""
+    return np.asarray(np.max(np.where(np.isnan(arrival_ns), -np.inf, arrival_ns), axis=1, initial=-np.inf))
 
 
 def find_arrivals(run: Run, facts: Facts) -> list[Arrivals]:
@@ -106,15 +128,17 @@ def _arrivals(module: int, members: tuple[int, ...], silent: dict[int, str], row
     known = known.filter((present >= 2) & (2 * present >= len(ranks)) | (len(ranks) < 2))
     steps = known["step"].unique().sort().to_numpy().astype(np.int64)
     grid = _Grid(steps, np.array(ranks, np.int64), known)
+    arrival, step_time = grid.spread("arrival_ns"), grid.spread("step_time_ns")
     return Arrivals(
         module=module,
         members=members,
         ranks=ranks,
         silent=silent,
         steps=steps,
-        arrival_ns=grid.spread("arrival_ns"),
+        arrival_ns=arrival,
         phases_ns={phase: grid.spread(f"{phase}_ns") for phase in PHASES},
-        step_time_ns=row_means(grid.spread("step_time_ns")),
+        step_time_ns=row_means(step_time),
+        transfer_ns=-_latest(arrival - step_time),
     )
 
 

@@ -18,7 +18,7 @@ RESOLUTION_NS: Final = 1000.0
 """No alignment is claimed to be better than this: reading a clock and storing the result takes about as long."""
 
 _MOST_BLOCKS: Final = 32
-_ROUNDS: Final = 2
+_LEAST_COVERAGE: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,18 @@ class Lines:
 def fit_lines(end_ns: Matrix, anchor: int) -> Lines:
     """Fit the clocks of the ranks of one group.
 
-    All ranks are first compared with the anchor. The median of the moments at which they then seem to have left a
-    collective is a clock without anybody's delays; each rank, the anchor too, is compared with that one, and once more
-    with the median that follows, in which nothing is left of the choice of the anchor.
+    All ranks are first compared with the most punctual one. The median of the moments at which they then seem to have
+    left a collective is a clock without anybody's delays; each rank is compared with that one.
 
     Args:
         end_ns: when each rank left each collective, since its base, shape (collectives, ranks), NaN where unknown.
-        anchor: column of the anchor.
+        anchor: column of the anchor, on whose clock the result is.
     """
-    fits = _fits(end_ns[:, anchor], end_ns)
-    for _ in range(_ROUNDS):
-        shift, drift = (np.array([getattr(one, name) for one in fits]) for name in ("shift_ns", "drift"))
-        together = median((end_ns - shift) / (1 + drift), axis=1)
-        together[np.sum(~np.isnan(end_ns[:, ~np.isnan(shift)]), axis=1) < 2] = np.nan
-        fits = _fits(together, end_ns)
+    rough = _fits(end_ns[:, _most_punctual(end_ns)], end_ns)
+    shift, drift = (np.array([getattr(one, name) for one in rough]) for name in ("shift_ns", "drift"))
+    together = median((end_ns - shift) / (1 + drift), axis=1)
+    together[np.sum(~np.isnan(end_ns[:, ~np.isnan(shift)]), axis=1) < 2] = np.nan
+    fits = _fits(together, end_ns)
     names = ("shift_ns", "drift", "meetings", "exit_ns", "error_ns", "drift_error")
     shift, drift, meetings, exits, error, drift_error = (
         np.array([getattr(one, name) for one in fits], np.float64) for name in names
@@ -85,6 +83,18 @@ class _Fit:
     exit_ns: float
     error_ns: float
     drift_error: float
+
+
+def _most_punctual(end_ns: Matrix) -> int:
+    """Column of the rank whose times from collective to collective differ least from the median of all ranks'.
+
+    It has recorded at least half as many as any other. Which rank that is does not depend on their order.
+    """
+    known = np.sum(~np.isnan(end_ns), axis=0)
+    passed = np.diff(end_ns, axis=0)
+    beside = passed - median(passed, axis=1)[:, None]
+    jitter = median(np.abs(beside - median(beside)))
+    return int(np.where(known >= _LEAST_COVERAGE * known.max(), np.nan_to_num(jitter, nan=np.inf), np.inf).argmin())
 
 
 def _fits(clock_ns: Matrix, end_ns: Matrix) -> list[_Fit]:

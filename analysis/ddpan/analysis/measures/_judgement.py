@@ -16,6 +16,7 @@ from ._cause import find_cause, first_late_bucket
 from ._evidence import LEAST_BLOCKS, SIGNIFICANCE, Evidence, weigh
 from ._inference import CONFIDENCE, Matrix
 from ._pattern import Pattern, find_pattern, is_rotating
+from ._together import Together, find_together
 from .facts import Facts
 from .verdict import Cause, Verdict
 
@@ -64,15 +65,57 @@ class Judgement:
         return np.asarray(counts / np.maximum(present.sum(axis=0), 1))
 
     @cached_property
-    def named(self) -> tuple[Verdict, ...]:
-        """Verdicts that name a rank, the costliest first."""
+    def slow_ranks(self) -> tuple[Verdict, ...]:
+        """A verdict for each rank that is slow."""
         evidence = self.evidence
         if evidence is None or len(self.arrivals.steps) < LEAST_STEPS or len(evidence.blocks_ns) < LEAST_BLOCKS:
             return ()
         suspects = np.flatnonzero(evidence.p_values < SIGNIFICANCE).tolist()
         patterns = {rank: find_pattern(evidence, rank) for rank in suspects}
-        verdicts = [self._verdict(evidence, rank, pattern) for rank, pattern in patterns.items() if pattern is not None]
-        return tuple(sorted(verdicts, key=lambda verdict: -(verdict.delay_ns or 0) * (verdict.affected_steps or 0)))
+        found = [
+            self._verdict(_Suspect(self.arrivals, evidence, rank, (rank,)), pattern)
+            for rank, pattern in patterns.items()
+            if pattern is not None
+        ]
+        return tuple(sorted(found, key=_total_delay_ns, reverse=True))
+
+    @cached_property
+    def named(self) -> tuple[Verdict, ...]:
+        """Verdicts that name ranks, the costliest first: one for those that share a host or group and its slowness."""
+        found = list(self.slow_ranks)
+        for together in find_together(self.run, self.arrivals, [one.rank for one in found if one.rank is not None]):
+            if (joint := self._joint(together)) is not None:
+                found = [joint, *(one for one in found if one.rank not in together.ranks)]
+        return tuple(sorted(found, key=lambda one: (one.lost_seconds or 0.0, _total_delay_ns(one)), reverse=True))
+
+    @cached_property
+    def step_time_without_ns(self) -> float | None:
+        """Mean time of the compared steps, had all named ranks arrived with the median of the others."""
+        columns = [self.arrivals.ranks.index(rank) for one in self.named for rank in one.ranks]
+        if not columns or self.step_time_ns is None:
+            return None
+        return self.step_time_ns - float(np.nanmean(self.arrivals.lost_ns(*columns)))
+
+    def _joint(self, together: Together) -> Verdict | None:
+        """The verdict on ranks that are slow together; None if as one they are not."""
+        columns = [self.arrivals.ranks.index(rank) for rank in together.ranks]
+        arrivals = self.arrivals.merged(columns)
+        evidence = weigh(arrivals.arrival_ns, self.step_time_ns or 0.0, comparisons=self.comparisons)
+        pattern = find_pattern(evidence, 0)
+        if pattern is None:
+            return None
+        latest = max(
+            (one for one in self.slow_ranks if one.rank in together.ranks), key=lambda one: one.delay_ns or 0.0
+        )
+        joint = self._verdict(_Suspect(arrivals, evidence, 0, tuple(columns)), pattern, latest.rank)
+        named = replace(
+            joint,
+            ranks=together.ranks,
+            host=together.host,
+            group=together.group,
+            p_value=min(one.p_value or 0.0 for one in self.slow_ranks if one.rank in together.ranks),
+        )
+        return replace(named, reason=reasons.named(named))
 
     def unnamed(self) -> Verdict:
         """The verdict where no rank is named."""
@@ -100,19 +143,21 @@ class Judgement:
             return "rotating", reasons.rotating(arrivals, lost)
         return "none", reasons.nobody(arrivals, evidence, self.last_shares)
 
-    def _verdict(self, evidence: Evidence, rank: int, pattern: Pattern) -> Verdict:
-        arrivals = self.arrivals
+    def _verdict(self, suspect: _Suspect, pattern: Pattern, rank: int | None = None) -> Verdict:
+        arrivals, evidence = self.arrivals, suspect.evidence
         steps = arrivals.steps[pattern.affected]
-        lost = arrivals.lost_ns(rank)
+        lost = arrivals.lost_ns(*suspect.columns)
         # Where rows are missing, the steps that are known stand for the others.
         lost_ns = float(np.nanmean(np.where(pattern.affected | np.isnan(lost), lost, 0.0))) * len(arrivals.steps)
+        own = suspect.arrivals.ranks[suspect.column] if rank is None else rank
         verdict = Verdict(
             kind=pattern.kind,
             reason="",
             module=arrivals.module,
             steps=len(arrivals.steps),
             step_time_ns=evidence.step_time_ns,
-            rank=arrivals.ranks[rank],
+            rank=own,
+            ranks=(own,),
             first_step=int(steps[0]),
             last_step=int(steps[-1]),
             affected_steps=len(steps),
@@ -120,13 +165,14 @@ class Judgement:
             delay_low_ns=pattern.low_ns,
             delay_high_ns=pattern.high_ns,
             confidence=CONFIDENCE,
-            last_share=float(self.last_shares[rank]),
-            p_value=float(evidence.p_values[rank]),
+            last_share=float(self.last_shares[[*suspect.columns]].sum()),
+            p_value=float(evidence.p_values[suspect.column]),
             step_time_without_ns=evidence.step_time_ns - lost_ns / len(arrivals.steps),
             lost_seconds=lost_ns / 1e9,
             lost_gpu_hours=lost_ns / 3.6e12 * len(arrivals.members),
         )
-        caused = self._with_cause(verdict, find_cause(evidence, arrivals.phases_ns, rank, pattern.affected))
+        found = find_cause(evidence, suspect.arrivals.phases_ns, suspect.column, pattern.affected)
+        caused = self._with_cause(verdict, found)
         return replace(caused, reason=reasons.named(caused))
 
     def _with_cause(self, verdict: Verdict, found: tuple[Cause, float] | None) -> Verdict:
@@ -144,3 +190,24 @@ class Judgement:
         buckets = self.run.metadata[verdict.rank]["layouts"].get(str(self.arrivals.module), {}).get(str(layout), [])
         parameters = buckets[bucket]["parameters"] if bucket is not None and bucket < len(buckets) else []
         return replace(verdict, cause=cause, first_late_bucket=bucket, first_late_parameters=tuple(parameters))
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """Ranks that are judged as one.
+
+    Attributes:
+        arrivals: in which they are one column.
+        evidence: of these arrivals.
+        column: their column.
+        columns: their columns among the ranks one by one.
+    """
+
+    arrivals: Arrivals
+    evidence: Evidence
+    column: int
+    columns: tuple[int, ...]
+
+
+def _total_delay_ns(verdict: Verdict) -> float:
+    return (verdict.delay_ns or 0.0) * (verdict.affected_steps or 0)

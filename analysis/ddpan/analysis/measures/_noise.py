@@ -21,7 +21,7 @@ _LEAST_EXPLAINED: Final = 0.1
 """Share of the variance below which a change does no harm."""
 
 _PENALTY: Final = 3.0
-"""Times the logarithm of the number of steps: the two ends of a stretch and its level, and that they were looked for."""
+"""Times the logarithm of the number of steps: for the two ends of a stretch, which were looked for, and its level."""
 
 _SCALE_ITERATIONS: Final = 8
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import polars as pl
 
-from ..run import Run, load
+from ..run import Run
 from .facts import facts
 
 __all__ = ["own_time"]
@@ -61,9 +61,7 @@ def _own_time(run: Run) -> pl.DataFrame:
 
 def _spans(run: Run) -> pl.DataFrame:
     """Time that each rank spent in collectives that are no buckets; what overlaps counts once, with the earlier one."""
-    # Where steps were chosen, the run leaves out what belongs to no step.
-    whole = run if run.step_range is None else load(run.path, run=run.id, ranks=run.ranks)
-    others = whole.collectives().filter(pl.col("module").is_null() & pl.col("end_ns").is_not_null())
+    others = run.collectives().filter(pl.col("module").is_null() & pl.col("end_ns").is_not_null())
     rows = others.select("rank", "launch_ns", "end_ns").collect().sort("rank", "launch_ns")
     ended = pl.col("end_ns").cum_max().shift(1).over("rank").fill_null(0)
     begin = pl.max_horizontal("launch_ns", ended)

@@ -17,7 +17,7 @@ __all__ = ["Pattern", "find_pattern", "is_rotating"]
 _OUTSIDE_SHARE: Final = 1 / 3
 _QUARTILE_SIGMAS: Final = 1.5
 _CLEAR_OF_LIMIT: Final = 5 / 3
-_ROTATING_SIGMAS: Final = 2.5
+_ROTATING_SIGMAS: Final = 3.0
 _ROTATING_SHARE: Final = 0.5
 
 
@@ -48,8 +48,8 @@ def find_pattern(evidence: Evidence, rank: int) -> Pattern | None:
 def is_rotating(evidence: Evidence) -> bool:
     """Whether in most steps one rank is far behind all others, although no rank is so more often than the others.
 
-    That is: in more than half of the steps, the latest is further behind the second than two and a half times the
-    spread of the others, and than one hundredth of the step. Noise, even heavy-tailed, does not do that: the two
+    That is: in more than half of the steps, the latest is further behind the second than three times the spread of
+    the others, and than one hundredth of the step. Noise, even heavy-tailed, does not do that: the two
     latest of many ranks are mostly near each other. Of a step in which some ranks are unknown, the latest may be among
     them, so it counts by the share that is known. Needs three ranks.
     """
@@ -64,7 +64,8 @@ def is_rotating(evidence: Evidence) -> bool:
     ordered[rows, known - 1] = np.nan
     others = known - 1
     deviation = np.abs(ordered - median(ordered, axis=1)[:, None]) * np.sqrt(others / (others - 1))[:, None]
-    spread = MAD_TO_SIGMA * float(np.nanmedian(deviation))
+    deviation = deviation[deviation > 0]  # of an odd number, the middle one has none and says nothing
+    spread = MAD_TO_SIGMA * float(np.median(deviation)) if len(deviation) else 0.0
     alone = behind > max(_ROTATING_SIGMAS * spread, evidence.smallest_ns)
     return bool(alone.sum() > _ROTATING_SHARE * float(np.sum(known / arrival.shape[1])))
 

@@ -13,6 +13,7 @@ from .verdict import Verdict
 
 __all__ = ["duration", "named", "nobody", "rotating", "too_correlated", "too_few_ranks", "too_few_steps", "unseen"]
 
+_MOST_RANKS = 8
 _WHEN = {
     "persistent": "in nearly every step",
     "onset": "from step {first} on",
@@ -45,10 +46,18 @@ def named(verdict: Verdict) -> str:
     )
     low, high = duration(verdict.delay_low_ns or 0.0), duration(verdict.delay_high_ns or 0.0)
     return (
-        f"Rank {verdict.rank} is late {when}, {_WHERE[verdict.cause]}{_bucket(verdict)}: by "
+        f"{_who(verdict)} late {when}, {_WHERE[verdict.cause]}{_bucket(verdict)}: by "
         f"{duration(verdict.delay_ns or 0.0)} a step against the other ranks ({verdict.confidence:.0%} interval "
         f"{low} to {high}), and the last to arrive in {verdict.last_share:.0%} of {verdict.steps} steps."
     )
+
+
+def _who(verdict: Verdict) -> str:
+    if len(verdict.ranks) < 2:
+        return f"Rank {verdict.rank} is"
+    ranks = ", ".join(map(str, verdict.ranks[:_MOST_RANKS])) + (", ..." if len(verdict.ranks) > _MOST_RANKS else "")
+    shared = f"host {verdict.host}" if verdict.host is not None else f"process group {verdict.group}"
+    return f"All ranks of {shared} ({ranks}) are"
 
 
 def _bucket(verdict: Verdict) -> str:

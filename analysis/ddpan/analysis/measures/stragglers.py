@@ -62,13 +62,17 @@ class Stragglers:
 
     Attributes:
         verdict: the verdict on the run: the costliest of ``named``, or why there is none.
-        named: a verdict for each rank that is named, the costliest first.
+        named: a verdict for each rank that is named, or for all ranks of a host or process group that are slow
+            together, the costliest first.
+        step_time_without_all_ns: mean time of the compared steps had all ranks named in the module and group of the
+            verdict arrived with the median of the others; None if no rank is named.
         ranks: see above.
         buckets: see above.
     """
 
     verdict: Verdict
     named: tuple[Verdict, ...]
+    step_time_without_all_ns: float | None
     ranks: pl.DataFrame
     buckets: pl.DataFrame
 
@@ -87,9 +91,14 @@ def stragglers(run: Run) -> Stragglers:
     return Stragglers(
         verdict=named[0] if named else _unnamed(judgements),
         named=tuple(named),
+        step_time_without_all_ns=_without_all_ns(judgements, named[0]) if named else None,
         ranks=_ranks(run, judgements),
         buckets=_buckets(known.buckets, named),
     )
+
+
+def _without_all_ns(judgements: Sequence[Judgement], verdict: Verdict) -> float | None:
+    return next(one.step_time_without_ns for one in judgements if verdict in one.named)
 
 
 def _unnamed(judgements: Sequence[Judgement]) -> Verdict:
@@ -137,7 +146,7 @@ def _rank_columns(one: Judgement) -> dict[str, Any]:
         "p_value": evidence.p_values,
     }
     columns |= {f"{phase}_ns": median(excess_over_others(arrivals.phases_ns[phase])) for phase in PHASES}
-    for verdict in one.named:
+    for verdict in one.slow_ranks:
         at = arrivals.ranks.index(verdict.rank if verdict.rank is not None else -1)
         for name in ("delay_ns", "delay_low_ns", "delay_high_ns"):
             columns[name][at] = getattr(verdict, name)

@@ -8,7 +8,7 @@ from typing import Literal
 __all__ = ["Cause", "Kind", "Verdict"]
 
 Kind = Literal["none", "persistent", "onset", "transient", "intermittent", "rotating", "insufficient_data"]
-Cause = Literal["data", "forward", "backward", "optimizer", "other"]
+Cause = Literal["data", "forward", "backward", "optimizer", "other", "collective"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Verdict:
     A rank is named in the kinds ``persistent`` (slow in nearly all steps), ``onset`` (from a step on), ``transient``
     (in one stretch of steps) and ``intermittent`` (now and then). ``rotating`` means that in most steps one rank is
     far behind, each time another; ``none`` that no rank stands out; ``insufficient_data`` that this log cannot tell.
-    Where no rank is named, the fields on one rank are None.
+    Where no rank is named, the fields on one rank are None. ``onset`` and ``transient`` without a rank and with the
+    cause ``collective`` mean that no rank is late, but the transfer itself takes longer from a step on, or for a while.
 
     Attributes:
         kind: see above.
@@ -26,8 +27,12 @@ class Verdict:
         module: number of the DDP module that is judged; None if the log has none.
         steps: steps that were compared, warm-up left out.
         step_time_ns: mean time of these steps; None if unknown.
-        rank: global rank that is slow.
-        cause: the phase of the step in which it loses the time; None if the log does not tell.
+        rank: global rank that is slow; of several that are slow together, the latest.
+        ranks: all ranks that the verdict names: this one, or those that are slow together because they share a host or
+            a process group.
+        host: the host, if all its ranks, and no others, are slow together.
+        group: name of the process group, if all its ranks are slow together and they are no host's.
+        cause: the phase of the step in which it loses the time, or ``collective``; None if the log does not tell.
         first_late_bucket: where the cause is ``backward``, the first bucket that the rank launches late.
         first_late_parameters: names of the parameters in this bucket, as far as known.
         first_step: first of the steps in which it is slow.
@@ -50,6 +55,9 @@ class Verdict:
     steps: int = 0
     step_time_ns: float | None = None
     rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    host: str | None = None
+    group: str | None = None
     cause: Cause | None = None
     first_late_bucket: int | None = None
     first_late_parameters: tuple[str, ...] = ()

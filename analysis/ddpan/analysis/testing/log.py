@@ -71,7 +71,7 @@ def write_log(
         home.mkdir(parents=True, exist_ok=True)
         own = {name: ranks[name].get((rank,), frame.clear()) for name, frame in tables.items()}
         for number in range(parts):
-            rows = {name: frame.filter(_within(number, steps_per_part)) for name, frame in own.items()}
+            rows = {name: frame.filter(_within(frame, number, steps_per_part)) for name, frame in own.items()}
             if spool and number == parts - 1:
                 write_spool(home, number, rows, {**metadata, "closed": False})
             else:
@@ -79,9 +79,14 @@ def write_log(
     return folder
 
 
-def _within(part: int, steps_per_part: int) -> pl.Expr:
-    # Collectives that belong to no step go into the first part.
-    return pl.col("step").fill_null(0).is_between(part * steps_per_part, (part + 1) * steps_per_part, closed="left")
+def _within(rows: pl.DataFrame, part: int, steps_per_part: int) -> pl.Series:
+    """Which of a rank's rows belong to a part; those of no step come with the step during which they were launched."""
+    step = rows["step"]
+    if step.null_count():
+        order = rows["launch_ns"].arg_sort(nulls_last=True)
+        last_begun = step.gather(order).forward_fill().fill_null(0)
+        step = last_begun.gather(order.arg_sort())
+    return step.is_between(part * steps_per_part, (part + 1) * steps_per_part, closed="left")
 
 
 def _write_parts(

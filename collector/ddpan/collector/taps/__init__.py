@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from . import comm_hook, dataloader, ddp, functions, group_hooks, groups, optimizer
+from .compiler import hide_from_compiler
 from .patching import Patches
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Taps:
         self._undo: list[Callable[[], None]] = []
         self._modules = ddp.Modules(session)
         self._group_hooks = group_hooks.GroupHooks(session, self._modules) if group_hooks.available() else None
+        hide_from_compiler("ddpan.collector", alone=type(session).guard)
         groups.install(session, self._patches)
         ddp.install(session, self._modules, self._patches)
         comm_hook.install(session, self._modules, self._patches, own=self._group_hooks is None)

@@ -330,7 +330,8 @@ def _counting_live(original: Callable[..., Any]) -> Callable[..., Any]:
 def _installing(original: Callable[..., Any], put: Callable[[Any], None]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        put(self)
+        if not torch.compiler.is_compiling():
+            put(self)
         return original(self, *inputs, **kwargs)
 
     return _pre_forward
@@ -340,7 +341,8 @@ def _looking(original: Callable[..., Any], look: Callable[[Any, Any], None]) -> 
     @functools.wraps(original)
     def _post_forward(self: Any, output: Any) -> Any:
         result = original(self, output)
-        look(self, result)
+        if not torch.compiler.is_compiling():
+            look(self, result)
         return result
 
     return _post_forward

@@ -259,7 +259,8 @@ def _observers(
 def _preceded(original: Callable[..., Any], observe: Callable[[Any], None]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        observe(self)
+        if not torch.compiler.is_compiling():
+            observe(self)
         return original(self, *inputs, **kwargs)
 
     return _pre_forward
@@ -268,7 +269,8 @@ def _preceded(original: Callable[..., Any], observe: Callable[[Any], None]) -> C
 def _announced(original: Callable[..., Any], observe: Callable[[Any], None]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _post_forward(self: Any, output: Any) -> Any:
-        observe(self)
+        if not torch.compiler.is_compiling():
+            observe(self)
         return original(self, output)
 
     return _post_forward

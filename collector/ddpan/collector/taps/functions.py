@@ -65,6 +65,8 @@ def _wrapper(
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
             inside = session.inside
             if session.recording is None or inside.depth:
                 return original(*args, **kwargs)

@@ -23,10 +23,12 @@ def install(session: Session, modules: Modules) -> Callable[[], None]:
     ended = session.guard(lambda optimizer: _tell(session, modules, optimizer, StepRecorder.end_optimizer))
 
     def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        begun(optimizer)
+        if not torch.compiler.is_compiling():
+            begun(optimizer)
 
     def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        ended(optimizer)
+        if not torch.compiler.is_compiling():
+            ended(optimizer)
 
     handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
