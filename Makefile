@@ -24,7 +24,7 @@ $(shell for stamp in $(STAMP) $(NEXT_STAMP); do grep -qsxF "$(CURDIR)" $$stamp |
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-torch214 check bench clean
+.PHONY: help demo test test-torch214 check bench eval clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s%s\n", $$1, $$2 }'
@@ -49,6 +49,9 @@ bench: $(STAMP) ## measure overhead, size and throughput
 	@$(VENV)/bin/python benchmarks/overhead.py
 	@$(VENV)/bin/python benchmarks/size.py
 	@$(VENV)/bin/python benchmarks/throughput.py
+
+eval: $(STAMP) ## judge the verdict on runs whose answer is known (ARGS="--quick", or "--real 30" for real trainings)
+	@$(VENV)/bin/python -m benchmarks.diagnosis $(ARGS)
 
 clean: ## remove the environments and all that was built
 	rm -rf $(VENV) $(NEXT_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -30,6 +30,7 @@ __all__ = ["Outcome", "Rate", "judge", "main", "print_confusion", "report", "sco
 VERDICTS: Final = ("persistent", "onset", "transient", "intermittent", "rotating", "none", "insufficient_data")
 LARGE: Final = 0.05
 SMALL: Final = 0.01
+LONG: Final = 50
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Outcome:
         seed: of the run.
         kind: kind of the fault.
         size: the fault's share of the step.
+        steps: steps of the run.
         visible: whether anybody could find it.
         faults: slow ranks and their causes.
         found: kind of the verdict.
@@ -50,6 +52,7 @@ class Outcome:
     seed: int
     kind: str
     size: float
+    steps: int
     visible: bool
     faults: dict[int, str]
     found: str
@@ -74,26 +77,28 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Rate:
-    """A rate with its bar; ``least`` if it must not be lower, otherwise it must not be higher."""
+    """A rate with its bar, if it has one; ``least`` if it must not be lower, otherwise it must not be higher."""
 
     name: str
     hits: int
     runs: int
-    bar: float
+    bar: float | None
     least: bool = True
 
     @property
     def met(self) -> bool:
         """Whether the rate meets the bar."""
         rate = self.hits / max(1, self.runs)
-        return rate >= self.bar if self.least else rate <= self.bar
+        return self.bar is None or (rate >= self.bar if self.least else rate <= self.bar)
 
     def __str__(self) -> str:
         low, high = wilson(self.hits, self.runs)
-        sign, word = (">=" if self.least else "<="), "ok" if self.met else "MISSED"
         count = f"{self.hits} of {self.runs}"
         rate = self.hits / max(1, self.runs)
-        return f"{self.name:<58} {count:>13} {rate:7.2%}  [{low:.2%}, {high:.2%}]  bar {sign} {self.bar:.0%}  {word}"
+        text = f"{self.name:<58} {count:>13} {rate:7.2%}  [{low:.2%}, {high:.2%}]"
+        if self.bar is None:
+            return text
+        return f"{text}  bar {'>=' if self.least else '<='} {self.bar:.0%}  {'ok' if self.met else 'MISSED'}"
 
 
 def wilson(hits: int, runs: int, z: float = 1.96) -> tuple[float, float]:
@@ -114,15 +119,23 @@ def judge(case: Case) -> Outcome:
 
 def score(seed: int, case: Case, found: Stragglers) -> Outcome:
     """Compare the verdict with the answer."""
-    named = {one.rank: one for one in found.named if one.rank is not None}
+    named = {rank: one for one in found.named for rank in one.ranks}
     covered = tuple(
-        (named[rank].delay_low_ns or 0.0) <= lateness <= (named[rank].delay_high_ns or 0.0)
+        bool((named[rank].delay_low_ns or 0.0) <= lateness <= (named[rank].delay_high_ns or 0.0))
         for rank, lateness in case.lateness_ns.items()
         if rank in named
     )
     causes: dict[int, str | None] = {rank: one.cause for rank, one in named.items()}
     return Outcome(
-        seed, case.kind, case.size, case.visible, case.faults, found.verdict.kind, causes, covered
+        seed=seed,
+        kind=case.kind,
+        size=case.size,
+        steps=case.scenario.steps,
+        visible=case.visible,
+        faults=case.faults,
+        found=found.verdict.kind,
+        named=causes,
+        covered=covered,
     )
 
 
@@ -169,6 +182,7 @@ def report(outcomes: Sequence[Outcome]) -> list[Rate]:
     between = [one for one in faults if one not in large and one not in small]
     slow = [one for one in large if one.faults and one.right_ranks]
     covered = [one for outcome in large for one in outcome.covered]
+    long = [one for one in faults if one.size >= LARGE and one.steps >= LONG]
     rates = [
         _rate("healthy runs: a rank is named", (bool(one.named) for one in healthy), 0.01, least=False),
         _rate("visible faults >= 5 % of the step: right ranks", (one.right_ranks for one in large), 0.99),
@@ -179,13 +193,15 @@ def report(outcomes: Sequence[Outcome]) -> list[Rate]:
         ),
         _rate("  right causes, of runs with the right ranks", (one.named == one.faults for one in slow), 0.97),
         _rate("  true delay inside the interval, of named ranks", covered, 0.93),
+        _rate("faults >= 5 %, 50 steps, visible or not: right ranks", (one.right_ranks for one in long), None),
+        _rate("  silence or right", (not one.wrong for one in long), 0.99),
         _rate("faults < 1 % of the step: silence or right", (not one.wrong for one in small), 0.99),
         _rate("all other faults: silence or right", (not one.wrong for one in between), 0.99),
     ]
     return [rate for rate in rates if rate.runs]
 
 
-def _rate(name: str, hits: Iterable[bool], bar: float, *, least: bool = True) -> Rate:
+def _rate(name: str, hits: Iterable[bool], bar: float | None, *, least: bool = True) -> Rate:
     all_hits = list(hits)
     return Rate(name, sum(all_hits), len(all_hits), bar, least)
 

@@ -67,8 +67,8 @@ class Case:
         kind: kind of its fault.
         faults: the ranks to be named with their causes.
         size: smallest delay of a fault, as a share of the step.
-        lateness_ns: by how much these ranks are later than the mean of the healthy ones in the steps concerned: the delay, and what
-            they differ by without it.
+        lateness_ns: by how much these ranks are later than the mean of the healthy ones in the steps concerned: the
+            delay, and what they differ by without it.
         visible: whether it could be found at all.
     """
 

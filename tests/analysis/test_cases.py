@@ -5,6 +5,7 @@ The brackets name the public report: of PyTorch, or of the tool that it was repo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import polars as pl
 import pytest
 
 from ddpan.analysis import Summary, facts, find_runs, load, overlap, statistics, stragglers, summarize
+from ddpan.analysis.reports._answer import answer
 from ddpan.analysis.run import Run
 from ddpan.analysis.testing import Fault, Scenario, SyntheticRun, simulate, write_log
 
@@ -183,6 +185,23 @@ def test_step_0_has_another_layout(open_run: OpenRun) -> None:
     assert layouts["bytes"].to_list() == [[8 * 25 << 20], [25 << 20]]
 
 
+def test_the_last_bucket_is_exposed(open_run: OpenRun) -> None:
+    """7 % of each step go to the last bucket alone: named, with what would help [WeatherGenerator#1280]."""
+    # The others hide behind the backward of 60 ms: 1 ms each every 10 ms. The step takes 92.2 ms, the last bucket 6.5.
+    slow = Fault(rank=0, cause="collective", delay_ns=round(5.5 * MS), bucket=5)
+    scenario = Scenario(
+        buckets=6, backward_ns=60 * MS, transfer_ns=1 * MS, copy_ns=200_000, noise=0.005, faults=(slow,)
+    )
+    found = summarize(open_run(scenario))
+    exposed = dict(found.overlap.buckets.select("bucket", "exposed_share").iter_rows())
+    assert exposed[5] == pytest.approx(0.07, abs=0.003)
+    assert max(exposed[bucket] for bucket in range(5)) < 0.002
+    assert found.stragglers.verdict.kind == "none"
+    advice = answer(found)[-1]
+    assert re.search(r"bucket 5, the last, with 7\.\d % of the step", advice)
+    assert "bucket_cap_mb" in advice
+
+
 def test_gradient_accumulation(open_run: OpenRun) -> None:
     """Communication in each fourth forward: a cycle of four, no anomaly [pytorch#43201, Lightning#4092]."""
     found = summarize(open_run(Scenario(micro_batches=4, steps=60)))
@@ -195,6 +214,27 @@ def test_gradient_accumulation(open_run: OpenRun) -> None:
     verdict: Any = stragglers(slow).verdict
     assert (verdict.rank, verdict.cause) == (3, "data")
     assert verdict.delay_ns == pytest.approx(20 * MS, rel=0.1)
+
+
+def test_uneven_inputs_under_join(open_run: OpenRun) -> None:
+    """Rank 1 has inputs for 60 of 100 steps and joins: its statistics end there, marked [pytorch PR#42577]."""
+    slow = Fault(rank=2, cause="forward", delay_ns=20 * MS)
+    run = simulate(Scenario(ranks=3, steps=100, faults=(slow,)))
+    joined: Any = run.metadata[1]["modules"]["0"]
+    joined["joined_after_step"] = 59
+    # From then on it only takes part in the collectives of the others.
+    alone = (pl.col("rank") == 1) & (pl.col("step") >= 60)
+    found = summarize(open_run(SyntheticRun(run.scenario, run.steps.filter(~alone), run.collectives, run.metadata)))
+    forward = found.statistics.per_rank.filter(window="forward").sort("rank")
+    assert forward["n"].to_list() == [98, 58, 98]
+    (problem,) = (one for one in found.problems if one.kind == "joined")
+    assert problem.ranks == (1,)
+    assert "after step 59" in problem.message
+    verdict: Any = found.stragglers.verdict
+    assert (verdict.kind, verdict.rank, verdict.cause) == ("persistent", 2, "forward")
+    assert verdict.delay_ns == pytest.approx(20 * MS, rel=0.03)
+    steps = dict(found.stragglers.ranks.select("rank", "steps").iter_rows())
+    assert steps == {0: 98, 1: 58, 2: 98}
 
 
 def test_the_logger_is_one_iteration_late_and_starts_with_1953_ms(open_run: OpenRun) -> None:

@@ -66,7 +66,7 @@ class TestCuts:
         first, last = find_cuts(values, significance=0.003)[0]
         for cut, truth in ((first, 300), (last, 450)):
             assert cut.within[0] < truth < cut.within[1]
-            assert abs(cut.at - truth) <= (cut.within[1] - cut.within[0]) / 16
+            assert abs(cut.at - truth) <= cut.block_rows
         assert max(first.p_value, last.p_value) < 0.003
 
     def test_without_noise(self) -> None:
@@ -101,7 +101,7 @@ class TestMeasuring:
         random = np.random.default_rng(3)
         values = random.standard_normal(1000)
         values[500:] += 3
-        (change,) = measure_changes(values, [Cut(506, (400, 600), 1e-9)], rows_per_cut=1, smallest_ns=0.0)
+        (change,) = measure_changes(values, [Cut(506, (400, 600), 16, 1e-9)], rows_per_cut=1, smallest_ns=0.0)
         assert change.at == pytest.approx(500, abs=2)
         assert change.change_low_ns < 3 < change.change_high_ns
         assert change.change_high_ns - change.change_low_ns < 0.6
@@ -113,13 +113,13 @@ class TestMeasuring:
         for _ in range(200):
             values = random.standard_t(3, 400)
             values[250:] += 2
-            (change,) = measure_changes(values, [Cut(250, (150, 350), 0.0)], rows_per_cut=1, smallest_ns=0.0)
+            (change,) = measure_changes(values, [Cut(250, (150, 350), 16, 0.0)], rows_per_cut=1, smallest_ns=0.0)
             hits += change.change_low_ns < 2 < change.change_high_ns
         assert 182 <= hits <= 199
 
     def test_small_changes_are_dropped_and_their_levels_joined(self) -> None:
         values = np.repeat([0.0, 1.0, 100.0], 100)
-        cuts = [Cut(100, (0, 200), 0.0), Cut(200, (100, 300), 0.0)]
+        cuts = [Cut(100, (0, 200), 16, 0.0), Cut(200, (100, 300), 16, 0.0)]
         (change,) = measure_changes(values, cuts, rows_per_cut=1, smallest_ns=50.0)
         assert (change.begin, change.at, change.end) == (0, 200, 300)
         assert change.before_ns == 0.5

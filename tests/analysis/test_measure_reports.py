@@ -1,4 +1,4 @@
-"""The reports and commands on one measure: ``ddpan whatif`` and ``ddpan clock``."""
+"""The reports and commands on one measure: ``ddpan stragglers``, ``ddpan whatif`` and ``ddpan clock``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import polars as pl
 import pytest
 from click.testing import CliRunner, Result
 
-from ddpan.analysis import clock_offsets, load, whatif
+from ddpan.analysis import clock_offsets, load, stragglers, whatif
 from ddpan.analysis.cli import main
 from ddpan.analysis.reports import DOCUMENTS, console
 from ddpan.analysis.reports.clock import clock_document
 from ddpan.analysis.reports.console import Terminal
 from ddpan.analysis.reports.document import Document
+from ddpan.analysis.reports.stragglers import stragglers_document
 from ddpan.analysis.reports.whatif import whatif_document
 from ddpan.analysis.run import Run
 from ddpan.analysis.testing import Fault, Scenario, SyntheticRun, simulate, write_log
@@ -45,6 +46,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "lossy": replace(SLOW, steps=60, lost=dict.fromkeys(range(6), 0.3)),
 }
 MEASURES: Mapping[str, Callable[[Run], Document]] = {
+    "stragglers": lambda run: stragglers_document(run, stragglers(run)),
     "whatif": lambda run: whatif_document(run, whatif(run)),
     "clock": lambda run: clock_document(run, clock_offsets(run)),
 }
@@ -112,6 +114,14 @@ class TestEveryRun:
 
 
 class TestJson:
+    def test_keys_of_stragglers(self, runs: dict[str, Run]) -> None:
+        parsed = json.loads(DOCUMENTS["json"](MEASURES["stragglers"](runs["slow"])))
+        (head,) = documented("ddpan stragglers")
+        assert parsed.keys() == head | {"schema_version", "ddpan_version", "answer"}
+        for name, title in (("verdicts", "verdict"), ("ranks", "ranks"), ("buckets", "buckets")):
+            (keys,) = documented(title)
+            assert parsed[name][0].keys() == keys
+
     def test_keys_of_whatif(self, runs: dict[str, Run]) -> None:
         parsed = json.loads(DOCUMENTS["json"](MEASURES["whatif"](runs["slow"])))
         head, tables = documented("ddpan whatif")
@@ -131,15 +141,15 @@ class TestAnswers:
     def test_whatif(self, runs: dict[str, Run]) -> None:
         ideal, alone, hidden = MEASURES["whatif"](runs["slow"]).answer
         assert re.fullmatch(
-            r"If no rank were later than the median, a step would take 69\.\d ms instead of 99\.\d ms: 30 % of the time, "
-            r"2\.\d+ s in the 98 steps compared\.",
+            r"If no rank were later than the median, a step would take 6[89]\.\d ms instead of 9[89]\.\d ms: "
+            r"30 % of the time, 2\.\d+ s in the 98 steps compared\.",
             ideal,
         )
         assert re.match(
             r"Rank 2 alone accounts for (9\d|100) % of that: with it at the median, a step would take", alone
         )
         assert re.match(
-            r"If all gradient communication were hidden .*, a step would take 96\.\d ms, 3\.\d % less\.", hidden
+            r"If all gradient communication were hidden .*, a step would take 9[56]\.\d ms, 3\.\d % less\.", hidden
         )
 
     def test_whatif_on_gpus_counts_their_hours(self, runs: dict[str, Run]) -> None:
@@ -149,8 +159,6 @@ class TestAnswers:
         assert "GPU-hours" not in DOCUMENTS["markdown"](MEASURES["whatif"](runs["slow"]))
 
     def test_whatif_without_anything_to_gain(self, runs: dict[str, Run]) -> None:
-        healthy = replace(Scenario(), noise=0.001)
-        assert healthy.ranks == 4
         answer = MEASURES["whatif"](runs["healthy"]).answer
         assert re.match(
             r"There is little to gain between the ranks: a step takes 69\.\d ms, and 6\d\.\d ms if no", answer[0]
@@ -166,7 +174,7 @@ class TestAnswers:
     def test_clock(self, runs: dict[str, Run]) -> None:
         document = MEASURES["clock"](runs["slow"])
         first, second = document.answer
-        assert first == "The clocks of 3 hosts are aligned: they differ by up to 300 min, known to within 0.00 ms."
+        assert first == "The clocks of 3 hosts are aligned: they differ by up to 300 min, known to within 0.002 ms."
         assert second == "Waits by durations and waits by launches on the aligned clocks agree on every rank."
         assert document.fine
 
@@ -176,8 +184,8 @@ class TestAnswers:
     def test_clocks_that_cannot_be_aligned_are_named(self, runs: dict[str, Run]) -> None:
         document = MEASURES["clock"](runs["apart"])
         assert document.answer[1] == (
-            "The clocks of ranks 0, 1 cannot be aligned with that of rank 2: too few collectives in common. Compare none "
-            "of their timestamps with those of other ranks."
+            "The clocks of ranks 0, 1 cannot be aligned with that of rank 2: too few collectives in common. "
+            "Compare none of their timestamps with those of other ranks."
         )
         assert not document.fine
 

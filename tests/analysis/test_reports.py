@@ -70,7 +70,12 @@ def summary(request: pytest.FixtureRequest, summaries: dict[str, Summary]) -> Su
 
 def judged(summary: Summary, verdict: Verdict, *others: Verdict) -> Summary:
     """``summary`` with other verdicts."""
-    return replace(summary, stragglers=replace(summary.stragglers, verdict=verdict, named=(verdict, *others)))
+    return replace(
+        summary,
+        stragglers=replace(
+            summary.stragglers, verdict=verdict, named=(verdict, *others), step_time_without_all_ns=88e6
+        ),
+    )
 
 
 def refuse(constant: str) -> NoReturn:
@@ -143,7 +148,7 @@ class TestAnswer:
             ),
             (
                 {"cause": "backward", "first_late_bucket": 0},
-                "Rank 1 (on host-000) is slow in its backward pass, already before its first gradient bucket (the "
+                "Rank 1 (on host-000) is slow in its backward pass, already before the first gradient bucket (the "
                 "loss, or the last layers of the model): by 18.4 ms in nearly every step (95 % interval 17.1 to 19.6 "
                 "ms).",
             ),
@@ -185,8 +190,33 @@ class TestAnswer:
         assert answer(judged(summaries["slow"], VERDICT, *others))[2] == (
             "Also slow: rank 4 in loading its data, by 18.4 ms in nearly every step; rank 5 in loading its data, by "
             "18.4 ms in nearly every step; rank 6 in loading its data, by 18.4 ms in nearly every step; and 2 more "
-            "ranks."
+            "ranks. With all of these put right, a step would take 88.0 ms."
         )
+
+    def test_a_slow_host(self, summaries: dict[str, Summary]) -> None:
+        first, cost, step = answer(judged(summaries["slow"], replace(VERDICT, ranks=(4, 5, 6, 7), host="node-7")))
+        assert first == (
+            "All 4 ranks of host node-7 (4-7) are slow in their forward pass: by 18.4 ms in nearly every step (95 % "
+            "interval 17.1 to 19.6 ms)."
+        )
+        assert cost.startswith("The other ranks wait for them: a step takes 120 ms and would take 102 ms")
+        assert step.startswith("Next: compare node-7 with another host")
+
+    def test_a_slow_process_group(self, summaries: dict[str, Summary]) -> None:
+        first, *_ = answer(judged(summaries["slow"], replace(VERDICT, ranks=(0, 2), group="mesh_dp")))
+        assert first.startswith("All 2 ranks of process group mesh_dp (0,2) are slow in their forward pass: by 18.4 ms")
+
+    @pytest.mark.parametrize(("kind", "when"), [("onset", "since step 512"), ("transient", "in steps 512 to 999")])
+    def test_a_slow_transfer(self, summaries: dict[str, Summary], kind: Any, when: str) -> None:
+        slow = replace(VERDICT, kind=kind, rank=None, ranks=(), cause="collective", first_step=512)
+        changed = judged(summaries["slow"], slow)
+        first, cost, step = answer(replace(changed, stragglers=replace(changed.stragglers, named=())))
+        assert first == (
+            f"No rank is late, but the gradient transfer is slow for all of them {when}: each step takes 18.4 ms "
+            "longer (95 % interval 17.1 to 19.6 ms)."
+        )
+        assert cost.startswith("A step takes 120 ms and would take 102 ms without the delay, so 15 % of the time")
+        assert step.startswith("Next: look at the network")
 
     def test_nobody_is_slow(self, summaries: dict[str, Summary]) -> None:
         first, time, step = answer(summaries["healthy"])
@@ -231,6 +261,7 @@ VERDICT = Verdict(
     steps=1000,
     step_time_ns=120e6,
     rank=1,
+    ranks=(1,),
     cause="forward",
     first_step=2,
     last_step=999,

@@ -139,7 +139,7 @@ def environment(log_dir: Path | None, extra: dict[str, str] | None) -> dict[str,
     return kept | (extra or {})
 
 
-def run_process(command: list[str], *, env: dict[str, str], out: Path, cwd: Path, timeout: float = 120) -> Outcome:
+def run_process(command: list[str], *, env: dict[str, str], out: Path, cwd: Path, timeout: float = 240) -> Outcome:
     """Run a command to its end; when the time is over, it and all its children are killed."""
     process = subprocess.Popen(
         command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-import torch
 
+from .conftest import SCRIPTS, environment, run_process
 from .modes import MODES, Log, Mode, Run
 
 if TYPE_CHECKING:
-    from .conftest import Outcome, RankLog, RunLog
+    from .conftest import RankLog, RunLog
 
-Launch = Callable[..., "Outcome"]
 ReadRuns = Callable[[Path], "list[RunLog]"]
 
-RANKS = {"three": 3, "four": 4, "late": 3, "spawned": 2}
+RANKS: Final = {"three": 3, "four": 4, "late": 3, "spawn": 2, "fork": 2}
+"""The launches, and the ranks of each; the last two are started by torch.multiprocessing."""
+SECONDS: Final = 270
+"""Time for a launch with all of its modes, on a machine that does other things as well."""
 
 
 @dataclass(frozen=True)
@@ -57,39 +59,43 @@ def _log(log: RankLog, told: dict[str, Any]) -> Log:
     )
 
 
+def train(launch: str, names: list[str], *, logs: Path | None, out: Path) -> list[Any]:
+    """Train modes of one launch, one after the other; what each rank wrote about them."""
+    alone = launch in ("spawn", "fork")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS[launch])]
+    late = str(logs) if launch == "late" and logs is not None else "-"
+    script = [str(SCRIPTS / "run_modes.py"), str(out), launch if alone else "torchrun", late, *names]
+    env = environment(None if launch == "late" else logs, None)
+    command = [sys.executable, *([] if alone else torchrun), *script]
+    outcome = run_process(command, env=env, out=out, cwd=out, timeout=SECONDS)
+    assert outcome.returncode == 0, outcome.stderr
+    return [outcome.facts(rank) for rank in range(RANKS[launch])]
+
+
 @pytest.fixture(scope="session")
 def pair(
-    request: pytest.FixtureRequest,
-    launch: Launch,
-    run_python: Launch,
-    read_runs: ReadRuns,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, read_runs: ReadRuns, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Mode], Pair]:
-    """Starts the launch that a mode belongs to, with all of its modes that were asked for, once."""
+    """Trains the modes of a launch without and with the collector, those that were asked for, once."""
     wanted = {
-        item.callspec.params["mode"].name
+        item.callspec.params["mode"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and "mode" in getattr(getattr(item, "callspec", None), "params", {})
     }
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, Pair | str] = {}
 
-    def start(of_launch: str, arguments: list[str], log_dir: Path | None) -> list[Any]:
-        ranks = RANKS[of_launch]
-        if of_launch == "spawned":
-            outcome = run_python("run_modes", *arguments, log_dir=log_dir)
-        else:
-            outcome = launch("run_modes", *arguments, ranks=ranks, log_dir=log_dir, timeout=280)
-        return [outcome.facts(rank) for rank in range(ranks)]
+    def train_both(launch: str) -> Pair:
+        names = [mode.name for mode in MODES if mode.launch == launch and mode in wanted]
+        off, on, logs = (tmp_path_factory.mktemp(name) for name in ("off", "on", "logs"))
+        return Pair(train(launch, names, logs=None, out=off), train(launch, names, logs=logs, out=on), read_runs(logs))
 
     def pair_of(mode: Mode) -> Pair:
         if mode.launch not in pairs:
-            names = [other.name for other in MODES if other.launch == mode.launch and other.name in wanted]
-            logs = tmp_path_factory.mktemp("logs")
-            late = mode.launch == "late"
-            off = start(mode.launch, ["-", *names], None)
-            on = start(mode.launch, [str(logs) if late else "-", *names], None if late else logs)
-            pairs[mode.launch] = Pair(off, on, read_runs(logs))
-        return pairs[mode.launch]
+            pairs[mode.launch] = "failed before"
+            pairs[mode.launch] = train_both(mode.launch)
+        found = pairs[mode.launch]
+        assert isinstance(found, Pair), found
+        return found
 
     return pair_of
 
@@ -106,6 +112,7 @@ def test_training_is_unchanged(mode: Mode, pair: Callable[[Mode], Pair]) -> None
     both = pair(mode)
     for off, on in zip(both.off, both.on, strict=True):
         assert on[mode.name]["tensors"] == off[mode.name]["tensors"] != []
+        assert on[mode.name]["told"] == off[mode.name]["told"]
 
 
 def test_nothing_is_said_or_lost(mode: Mode, pair: Callable[[Mode], Pair]) -> None:
@@ -143,7 +150,6 @@ def test_rows_are_what_happened(
     runs = pair(mode).runs_of(mode)
     for name, value in summary(runs).items():
         record_property(name, value)
-    record_property("torch", torch.__version__)
     mode.expect(runs)
 
 

@@ -133,7 +133,7 @@ class BlockReader:
     def _cut(self) -> tuple[Block] | tuple[()]:
         horizon = self._horizon(self._unfinished())
         complete = [(pl.col("module") == m) & (pl.col("step") < step) for m, step in horizon.items()]
-        ready = reduce(or_, complete, pl.col("module").is_null())
+        ready = reduce(or_, complete, pl.col("module").is_null() | pl.col("step").is_null())
         cut = {}
         for table, frame in self._held.items():
             mask = frame.select(ready.alias("ready")).to_series()

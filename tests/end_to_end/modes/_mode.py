@@ -108,7 +108,7 @@ class Mode:
         name: for the test's id and the table in the documentation.
         train: the training, called on each rank of a fresh default process group.
         expect: what the log must say.
-        launch: which launch it is part of; see ``tests/end_to_end/scripts/run_modes.py``.
+        launch: which launch it is part of: how many ranks there are, who starts them, and when the recording begins.
         makes_group: whether the training initialises and destroys the default process group itself.
     """
 

@@ -9,7 +9,6 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
@@ -103,6 +102,9 @@ def expect_mixed_precision(runs: list[Run]) -> None:
 
 def in_backward(_world: World) -> Trained:
     """Each parameter has an optimizer of its own, which steps as soon as its gradient is reduced."""
+    # Imported here, since torch itself imports what it deprecates along with it.
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
     net = Net()
     _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.05})
     with streams():

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import nn
 
 from ._expect import check_buckets, check_steps, only

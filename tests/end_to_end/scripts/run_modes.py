@@ -1,7 +1,8 @@
 """Many trainings in one process, one after the other, each in a process group of its own.
 
-Called as ``run_modes.py OUT LOGS NAME...``; LOGS is the folder for a recording that begins late, ``-`` for none. Under
-torchrun it is one rank; started alone, it spawns two ranks with torch.multiprocessing.
+Called as ``run_modes.py OUT START LOGS NAME...``. START is ``torchrun`` where this is one rank of several, or a start
+method of torch.multiprocessing, with which two ranks are started. LOGS is the folder for a recording that begins late,
+``-`` for none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.end_to_end.modes import MODES, Mode, World
 
-SPAWNED_RANKS = 2
+RANKS = 2
 
 
 class Listening(io.TextIOBase):
@@ -78,7 +79,6 @@ def train_all(rank: int, size: int, out: str, logs: str, names: list[str]) -> No
     for name in names:
         [mode] = [mode for mode in MODES if mode.name == name]
         listening = sys.stderr = Listening(sys.__stderr__)
-        print(f"mode {name}", file=sys.stderr) if rank == 0 else None
         begin_ns, begin_cpu = time.time_ns(), time.process_time()
         tensors, told = run(mode, World(rank=rank, size=size, out=Path(out), start=start))
         stop()
@@ -101,11 +101,12 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def main() -> None:
-    out, logs, *names = sys.argv[1:]
-    if "RANK" in os.environ:
+    out, method, logs, *names = sys.argv[1:]
+    if method == "torchrun":
         train_all(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), out, logs, names)
     else:
-        torch.multiprocessing.spawn(train_all, (SPAWNED_RANKS, out, logs, names), nprocs=SPAWNED_RANKS)
+        arguments = (RANKS, out, logs, names)
+        torch.multiprocessing.start_processes(train_all, arguments, nprocs=RANKS, start_method=method)
 
 
 if __name__ == "__main__":

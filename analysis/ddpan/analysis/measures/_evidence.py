@@ -41,6 +41,7 @@ SHORTEST_STRETCH: Final = 3
 LEAST_BLOCKS: Final = 4
 """Independent blocks of steps below which no rank is named."""
 
+_LEAST_CHANGED_BLOCKS: Final = 5
 _MOST_BLOCKS: Final = 64
 _INTERVAL_BLOCKS: Final = 16
 _LATE_SIGMAS: Final = 3.0
@@ -191,7 +192,11 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
     stretches = find_stretches(blocks, shortest=SHORTEST_STRETCH)
     stretch = exceedance_p_values(blocks, noises, stretches)
     if stretches is not None:
-        stretch = 2 * np.minimum(stretch, change_p_values(len(blocks), stretches))
+        # Student's test takes blocks for normal: a few late steps near each other would break that, a longer stretch
+        # of them does not come by chance.
+        long = stretches.end - stretches.first >= _LEAST_CHANGED_BLOCKS
+        change = np.where(long, change_p_values(len(blocks), stretches), 1.0)
+        stretch = 2 * np.minimum(stretch, change)
     # Half of the error that is allowed goes to the test for a steady delay, a quarter to late steps and to a stretch.
     late = np.minimum(1.0, 4 * comparisons * late_p_values(excess > late_ns, edges))
     others = comparisons * np.minimum(2 * place_p_values(blocks), 4 * stretch)

@@ -17,6 +17,7 @@ from ._evidence import LEAST_BLOCKS, SIGNIFICANCE, Evidence, weigh
 from ._inference import CONFIDENCE, Matrix
 from ._pattern import Pattern, find_pattern, is_rotating
 from ._together import Together, find_together
+from ._transfer import find_slow_transfer
 from .facts import Facts
 from .verdict import Cause, Verdict
 
@@ -24,6 +25,9 @@ __all__ = ["LEAST_STEPS", "Judgement"]
 
 LEAST_STEPS = 20
 """Compared steps below which no verdict is given."""
+
+_ALIKE = 2.0
+"""Ranks are slow together if the delay of none is more than this times that of another."""
 
 
 @dataclass(frozen=True)
@@ -98,35 +102,64 @@ class Judgement:
 
     def _joint(self, together: Together) -> Verdict | None:
         """The verdict on ranks that are slow together; None if as one they are not."""
+        own = [one for one in self.slow_ranks if one.rank in together.ranks]
+        delays = [one.delay_ns or 0.0 for one in own]
+        if max(delays) > _ALIKE * min(delays):
+            return None
         columns = [self.arrivals.ranks.index(rank) for rank in together.ranks]
         arrivals = self.arrivals.merged(columns)
         evidence = weigh(arrivals.arrival_ns, self.step_time_ns or 0.0, comparisons=self.comparisons)
         pattern = find_pattern(evidence, 0)
         if pattern is None:
             return None
-        latest = max(
-            (one for one in self.slow_ranks if one.rank in together.ranks), key=lambda one: one.delay_ns or 0.0
-        )
+        latest = max(own, key=lambda one: one.delay_ns or 0.0)
         joint = self._verdict(_Suspect(arrivals, evidence, 0, tuple(columns)), pattern, latest.rank)
         named = replace(
             joint,
             ranks=together.ranks,
             host=together.host,
             group=together.group,
-            p_value=min(one.p_value or 0.0 for one in self.slow_ranks if one.rank in together.ranks),
+            p_value=min(one.p_value or 0.0 for one in own),
         )
         return replace(named, reason=reasons.named(named))
 
     def unnamed(self) -> Verdict:
         """The verdict where no rank is named."""
         kind, reason = self._silence()
-        return Verdict(
+        verdict = Verdict(
             kind=kind,
             reason=reason,
             module=self.arrivals.module,
             steps=len(self.arrivals.steps),
             step_time_ns=self.step_time_ns,
         )
+        return self._with_slow_transfer(verdict) if kind == "none" else verdict
+
+    def _with_slow_transfer(self, verdict: Verdict) -> Verdict:
+        """The verdict that the transfer is slow for everybody, if it is, or else ``verdict``."""
+        step_time_ns = self.step_time_ns or 0.0
+        found = find_slow_transfer(self.arrivals.transfer_ns, step_time_ns)
+        if found is None:
+            return verdict
+        steps = self.arrivals.steps[found.affected]
+        lost_ns = found.delay_ns * len(steps)
+        slow = replace(
+            verdict,
+            kind="onset" if found.lasts else "transient",
+            cause="collective",
+            first_step=int(steps[0]),
+            last_step=int(steps[-1]),
+            affected_steps=len(steps),
+            delay_ns=found.delay_ns,
+            delay_low_ns=found.low_ns,
+            delay_high_ns=found.high_ns,
+            confidence=CONFIDENCE,
+            p_value=found.p_value,
+            step_time_without_ns=step_time_ns - lost_ns / len(self.arrivals.steps),
+            lost_seconds=lost_ns / 1e9,
+            lost_gpu_hours=lost_ns / 3.6e12 * len(self.arrivals.members),
+        )
+        return replace(slow, reason=reasons.slow_transfer(slow, found.usual_ns))
 
     def _silence(self) -> tuple[Literal["none", "rotating", "insufficient_data"], str]:
         arrivals, evidence = self.arrivals, self.evidence

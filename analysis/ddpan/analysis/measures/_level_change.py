@@ -13,7 +13,6 @@ from ._segmentation import Cut
 
 __all__ = ["LevelChange", "measure_changes"]
 
-_BLOCKS_PER_WINDOW: Final = 16
 _SHORTEST_BLOCK: Final = 3
 
 
@@ -59,7 +58,7 @@ def measure_changes(
     """
     while True:
         rough = [0, *(cut.at * rows_per_cut for cut in cuts), len(values_ns)]
-        blurs = [-(-(cut.within[1] - cut.within[0]) * rows_per_cut // _BLOCKS_PER_WINDOW) for cut in cuts]
+        blurs = [int(np.ceil(cut.block_rows * rows_per_cut)) for cut in cuts]
         places = [_place(values_ns, rough[i : i + 3], blur) for i, blur in enumerate(blurs)]
         edges = [0, *places, len(values_ns)]
         changes = [

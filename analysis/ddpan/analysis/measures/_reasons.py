@@ -11,7 +11,17 @@ from ._evidence import Evidence
 from ._inference import Matrix
 from .verdict import Verdict
 
-__all__ = ["duration", "named", "nobody", "rotating", "too_correlated", "too_few_ranks", "too_few_steps", "unseen"]
+__all__ = [
+    "duration",
+    "named",
+    "nobody",
+    "rotating",
+    "slow_transfer",
+    "too_correlated",
+    "too_few_ranks",
+    "too_few_steps",
+    "unseen",
+]
 
 _MOST_RANKS = 8
 _WHEN = {
@@ -21,10 +31,10 @@ _WHEN = {
     "intermittent": "now and then, in {affected} of {steps} steps",
 }
 _WHERE = {
-    "data": "waiting for its data loader",
-    "forward": "in its forward",
-    "backward": "in its backward",
-    "optimizer": "in its optimizer step",
+    "data": "waiting for {its} data loader",
+    "forward": "in {its} forward",
+    "backward": "in {its} backward",
+    "optimizer": "in {its} optimizer step",
     "other": "in code outside data loading, forward, backward and optimizer",
     None: "in a phase that the log does not show",
 }
@@ -46,10 +56,14 @@ def named(verdict: Verdict) -> str:
     )
     low, high = duration(verdict.delay_low_ns or 0.0), duration(verdict.delay_high_ns or 0.0)
     return (
-        f"{_who(verdict)} late {when}, {_WHERE[verdict.cause]}{_bucket(verdict)}: by "
+        f"{_who(verdict)} late {when}, {_where(verdict)}{_bucket(verdict)}: by "
         f"{duration(verdict.delay_ns or 0.0)} a step against the other ranks ({verdict.confidence:.0%} interval "
         f"{low} to {high}), and the last to arrive in {verdict.last_share:.0%} of {verdict.steps} steps."
     )
+
+
+def _where(verdict: Verdict) -> str:
+    return _WHERE[verdict.cause].format(its="their" if len(verdict.ranks) > 1 else "its")
 
 
 def _who(verdict: Verdict) -> str:
@@ -66,6 +80,16 @@ def _bucket(verdict: Verdict) -> str:
     if verdict.first_late_bucket == 0:
         return " before its first bucket (the loss, code after the forward, or the last layers)"
     return f" from bucket {verdict.first_late_bucket} on"
+
+
+def slow_transfer(verdict: Verdict, usual_ns: float) -> str:
+    """That the transfer itself is slow."""
+    when = _WHEN[verdict.kind].format(first=verdict.first_step, last=verdict.last_step)
+    low, high = duration(verdict.delay_low_ns or 0.0), duration(verdict.delay_high_ns or 0.0)
+    return (
+        f"No rank is late, but {when} the gradient transfer takes {duration(verdict.delay_ns or 0.0)} longer than the "
+        f"usual {duration(usual_ns)}, for all ranks alike ({verdict.confidence:.0%} interval {low} to {high})."
+    )
 
 
 def nobody(arrivals: Arrivals, evidence: Evidence, last_shares: Matrix) -> str:

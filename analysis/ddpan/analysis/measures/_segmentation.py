@@ -1,18 +1,18 @@
 """Where the level of a series changes: narrowest significant windows of many lengths, tested on medians of blocks.
 
 The windows are those of seeded binary segmentation (Kovacs et al. 2023, *Seeded binary segmentation*), from the whole
-series down, each length two thirds of the one before, overlapping by half. Each window is cut into sixteen blocks; the
-best split of their medians is tested with Student's t, which is valid for heterogeneous and correlated noise if blocks
-are long against its memory (Ibragimov and Mueller 2010). Of the windows with a significant split the narrowest is
-taken first, because it is the least likely to hold two changes (Baranowski et al. 2019, *Narrowest-over-threshold
-detection of multiple change points*).
+series down, each length two thirds of the one before, overlapping by half. Each window is cut into sixteen blocks, and
+into eight; the best split of their medians is tested with Student's t, which is valid for heterogeneous and correlated
+noise if blocks are long against its memory (Ibragimov and Mueller 2010). Of the windows with a significant split the
+narrowest is taken first, because it is the least likely to hold two changes (Baranowski et al. 2019,
+*Narrowest-over-threshold detection of multiple change points*).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Final
 
 import numpy as np
@@ -26,15 +26,17 @@ __all__ = ["SHORTEST_WINDOW", "Cut", "find_cuts", "levels"]
 SHORTEST_WINDOW: Final = 64
 """Rows that a window must have, and so a series."""
 
-_BLOCKS: Final = 16
+_BLOCKS: Final = (16, 8)
+"""Blocks that a window is cut into: many find small changes, few long ones bear noise with a long memory."""
+
 _LEAST_BLOCKS: Final = 3
 """Blocks on either side of a split."""
 
 _SHRINK: Final = 2**-0.5
 _LOCAL_REACH: Final = 32
-_LOCAL_MEMORIES: Final = 48
+_LOCAL_MEMORIES: Final = 3.0
 _REACH: Final = 8
-_MEMORIES: Final = 24
+_MEMORIES: Final = 1.5
 
 _Window = tuple[int, int]
 
@@ -46,20 +48,27 @@ class Cut:
     Attributes:
         at: first row of the new level.
         within: rows that the test compared, the first and the one after the last.
+        blocks: blocks that these were cut into.
         p_value: chance of so clear a change anywhere in one series of the same noise without any.
     """
 
     at: int
     within: _Window
+    blocks: int
     p_value: float
+
+    @property
+    def block_rows(self) -> float:
+        """Rows of a block."""
+        return (self.within[1] - self.within[0]) / self.blocks
 
 
 def find_cuts(values: Matrix, *, significance: float) -> list[tuple[Cut, ...]]:
     """The changes of level of each column.
 
-    A window counts only if it is long against the memory of the noise: 48 correlation times as a short reach shows
-    them, which changes cannot spoil, and 24 as a long reach shows them in what is left after all changes found have
-    been taken out.
+    A window counts only if its blocks are long against the memory of the noise: three correlation times as a short
+    reach shows them, which changes cannot spoil, and one and a half as a long reach shows them in what is left after
+    all changes found have been taken out.
 
     Args:
         values: shape (rows, columns), without NaN.
@@ -69,26 +78,31 @@ def find_cuts(values: Matrix, *, significance: float) -> list[tuple[Cut, ...]]:
         for each column its changes in order; none where the series is too short.
     """
     rows, columns = values.shape
-    if rows < SHORTEST_WINDOW:
-        return [()] * columns
     found: list[list[Cut]] = [[] for _ in range(columns)]
-    memory = correlation_times(values, reach=rows // _LOCAL_REACH)
-    layers = _layers(rows)
-    for layer in layers:
-        length = layer[0][1] - layer[0][0]
-        tested = np.flatnonzero((length >= _LOCAL_MEMORIES * memory) | (length == rows))
-        for window in layer if len(tested) else ():
-            p_values, cuts = _best_splits(values[slice(*window), tested])
-            p_values = np.minimum(1.0, p_values * len(layer) * len(layers))
-            for i in np.flatnonzero(p_values < significance):
-                found[tested[i]].append(Cut(window[0] + int(cuts[i]), window, float(p_values[i])))
+    for column, cut in _candidates(values, significance) if rows >= SHORTEST_WINDOW else ():
+        found[column].append(cut)
     if not any(found):
         return [()] * columns
     least = _MEMORIES * correlation_times(_without_levels(values, found), reach=rows // _REACH)
     return [
-        tuple(_narrowest_first([cut for cut in cuts if cut.within[1] - cut.within[0] >= shortest]))
+        tuple(_narrowest_first([cut for cut in cuts if cut.block_rows >= shortest]))
         for cuts, shortest in zip(found, least, strict=True)
     ]
+
+
+def _candidates(values: Matrix, significance: float) -> Iterator[tuple[int, Cut]]:
+    """Columns and their significant splits in windows whose blocks are long against the noise's memory."""
+    rows = len(values)
+    memory = _LOCAL_MEMORIES * correlation_times(values, reach=rows // _LOCAL_REACH)
+    layers = _layers(rows)
+    for layer, blocks in product(layers, _BLOCKS):
+        length = layer[0][1] - layer[0][0]
+        tested = np.flatnonzero((length >= blocks * memory) | (length == rows))
+        for window in layer if len(tested) else ():
+            p_values, cuts = _best_splits(values[slice(*window), tested], blocks)
+            p_values = np.minimum(1.0, p_values * len(layer) * len(layers) * len(_BLOCKS))
+            for i in np.flatnonzero(p_values < significance):
+                yield int(tested[i]), Cut(window[0] + int(cuts[i]), window, blocks, float(p_values[i]))
 
 
 def levels(values: Matrix, edges: Sequence[int]) -> Matrix:
@@ -107,23 +121,23 @@ def _layers(rows: int) -> list[list[_Window]]:
     return layers
 
 
-def _best_splits(values: Matrix) -> tuple[Matrix, npt.NDArray[np.intp]]:
+def _best_splits(values: Matrix, blocks: int) -> tuple[Matrix, npt.NDArray[np.intp]]:
     """For each column, the chance of so good a split of its blocks, and the row where the best one is."""
     from scipy.special import stdtr
 
-    edges = np.linspace(0, len(values), _BLOCKS + 1).round().astype(np.intp)
-    blocks = np.stack([np.median(block, axis=0) for block in np.split(values, edges[1:-1])])
-    centred = blocks - blocks.mean(axis=0)
-    splits = np.arange(_LEAST_BLOCKS, _BLOCKS - _LEAST_BLOCKS + 1)
+    edges = np.linspace(0, len(values), blocks + 1).round().astype(np.intp)
+    medians = np.stack([np.median(block, axis=0) for block in np.split(values, edges[1:-1])])
+    centred = medians - medians.mean(axis=0)
+    splits = np.arange(_LEAST_BLOCKS, blocks - _LEAST_BLOCKS + 1)
     sums = np.cumsum(centred, axis=0)[splits - 1]
-    between = sums**2 * (_BLOCKS / (splits * (_BLOCKS - splits)))[:, None]
+    between = sums**2 * (blocks / (splits * (blocks - splits)))[:, None]
     best = between.argmax(axis=0)
     explained = np.take_along_axis(between, best[None], axis=0)[0]
     left = np.sum(centred**2, axis=0) - explained
     # A series without noise, as a simulation may have, leaves nothing but rounding.
     floor = np.finfo(np.float64).eps * np.maximum(explained, np.finfo(np.float64).tiny)
-    score = np.sqrt(explained / np.maximum(left, floor) * (_BLOCKS - 2))
-    p_values = 2 * stdtr(_BLOCKS - 2, -score) * len(splits)
+    score = np.sqrt(explained / np.maximum(left, floor) * (blocks - 2))
+    p_values = 2 * stdtr(blocks - 2, -score) * len(splits)
     return np.where(explained > 0, p_values, 1.0), edges[splits[best]]
 
 

@@ -21,7 +21,7 @@ from .facts import facts
 __all__ = ["CHANGE_SIGNIFICANCE", "ChangePoints", "change_points"]
 
 CHANGE_SIGNIFICANCE: Final = 0.003
-"""Adjusted p-value below which a change is reported. With heavy-tailed noise the true rate is up to three times it."""
+"""Adjusted p-value below which a change is reported; heavy tails and a long memory may treble the true rate."""
 
 _MOST_ROWS: Final = 4096
 _SCHEMA: Final = pl.Schema(

@@ -105,7 +105,7 @@ def _unnamed(judgements: Sequence[Judgement]) -> Verdict:
     """Of several modules or groups, the verdict that says most: what is missing, then what is odd, then nothing."""
     if not judgements:
         return Verdict(kind="insufficient_data", reason=reasons.too_few_ranks(None))
-    order = ("insufficient_data", "rotating", "none")
+    order = ("insufficient_data", "onset", "transient", "rotating", "none")
     return min((one.unnamed() for one in judgements), key=lambda verdict: order.index(verdict.kind))
 
 

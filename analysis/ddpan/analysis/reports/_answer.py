@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ._sections import printable
-from ._units import duration, hours, interval, percent, plural
+from ._units import duration, hours, interval, percent, plural, rank_list
 
 if TYPE_CHECKING:
     from ddpan.analysis.measures.summary import Summary
@@ -26,11 +26,11 @@ PARTS: Final = {
 """Parts of a step in words."""
 
 _WHERE: Final = {
-    "data": "in loading its data",
-    "forward": "in its forward pass",
-    "backward": "in its backward pass",
-    "optimizer": "in its optimizer step",
-    "other": "in code of its training loop outside data loading, forward, backward and optimizer",
+    "data": "in loading {its} data",
+    "forward": "in {its} forward pass",
+    "backward": "in {its} backward pass",
+    "optimizer": "in {its} optimizer step",
+    "other": "in code of {its} training loop outside data loading, forward, backward and optimizer",
     None: "in a part of the step that the log does not show",
 }
 
@@ -49,18 +49,29 @@ _NEXT: Final = {
     "work that only it does in the backward pass (hooks, longer sequences, checkpointing).",
     "optimizer": "look for what only {rank} does around optimizer.step(): clipping, swapping memory, saving.",
     "other": "look for what only {rank} does between steps: logging, evaluation, saving, garbage collection.",
+    "collective": "look at the network: other jobs on its links, a failing cable or port, a fallback to a slower "
+    "transport; NCCL_DEBUG=INFO shows what is used.",
     None: "record a few steps of {rank} and of another rank with torch.profiler and compare them.",
 }
 
+_NEXT_HOST: Final = (
+    "compare {host} with another host: clocks and temperatures of its devices, CPU load, storage and network, software "
+    "versions; or leave it out of the next run."
+)
+
 _LEVER: Final = {
-    "transfer": "gradient transfer is what could be saved; see the buckets below, and try another bucket_cap_mb, a "
-    "compressing communication hook, or accumulating gradients under no_sync().",
+    "transfer": "gradient transfer is what could be saved{bucket}; try another bucket_cap_mb (the last bucket hides "
+    "behind nothing, so a smaller one ends sooner), a compressing communication hook, or accumulating gradients under "
+    "no_sync().",
     "wait": "the ranks wait for whichever is last, not always the same one: look for uneven batches and noisy hosts.",
     "data": "all ranks wait for their data: more DataLoader workers, faster storage, or less work per sample.",
     "optimizer": "the optimizer takes much of the step on all ranks: try its fused=True or foreach=True.",
     "other": "code outside forward, backward and optimizer takes much of the step: logging, .item(), evaluation.",
 }
 _LEVER_SHARE: Final = 0.1
+_LEVER_SHARES: Final = {"transfer": 0.05}
+"""Share of the step from which a part is worth a word: of those that are not here, the one above."""
+
 _MOST_PARTS: Final = 4
 _MOST_OTHERS: Final = 3
 
@@ -71,6 +82,8 @@ def answer(summary: Summary) -> tuple[str, ...]:
     if verdict.rank is not None:
         return _slow(summary, verdict)
     time = _time(summary, verdict)
+    if verdict.cause == "collective":
+        return tuple(filter(None, (_transfer(verdict), _gain(summary, verdict), f"Next: {_NEXT[verdict.cause]}")))
     if verdict.kind == "insufficient_data":
         return tuple(filter(None, (f"Cannot tell whether a rank is slow. {printable(verdict.reason)}", time)))
     if verdict.kind == "rotating":
@@ -79,22 +92,65 @@ def answer(summary: Summary) -> tuple[str, ...]:
 
 
 def _slow(summary: Summary, verdict: Verdict) -> tuple[str, ...]:
-    first = f"{_rank(summary, verdict)} is slow {_WHERE[verdict.cause]}{_bucket(verdict)}: {_amount(verdict)}."
-    others = [
-        f"rank {one.rank} {_WHERE[one.cause]}, {_amount(one)}" for one in summary.stragglers.named if one != verdict
-    ]
+    first = f"{_who(summary, verdict)} slow {_where(verdict)}: {_amount(verdict)}."
+    others = [f"{_short(one)} {_where(one)}, {_amount(one)}" for one in summary.stragglers.named if one != verdict]
     also = f"Also slow: {'; '.join(others[:_MOST_OTHERS])}{_more(len(others))}." if others else ""
-    step = "Next: " + _NEXT[verdict.cause].format(rank=f"rank {verdict.rank}")
-    return tuple(filter(None, (first, _cost(summary, verdict), also, step)))
+    step = f"Next: {_next(verdict)}"
+    return tuple(filter(None, (first, _cost(summary, verdict), " ".join(filter(None, (also, _all(summary)))), step)))
+
+
+def _next(verdict: Verdict) -> str:
+    if verdict.host is not None:
+        return _NEXT_HOST.format(host=printable(verdict.host))
+    return _NEXT[verdict.cause].format(rank=f"rank {verdict.rank}")
+
+
+def _transfer(verdict: Verdict) -> str:
+    when = (
+        f"since step {verdict.first_step}"
+        if verdict.kind == "onset"
+        else f"in steps {verdict.first_step} to {verdict.last_step}"
+    )
+    ends = interval(verdict.delay_low_ns, verdict.delay_high_ns)
+    sure = f" ({verdict.confidence or 0:.0%} interval {ends})".replace("%", " %") if ends else ""
+    return (
+        f"No rank is late, but the gradient transfer is slow for all of them {when}: each step takes "
+        f"{duration(verdict.delay_ns)} longer{sure}."
+    )
+
+
+def _all(summary: Summary) -> str:
+    """What all named ranks together cost: each waits for the others, so one put right alone may gain nothing."""
+    now, without = summary.stragglers.verdict.step_time_ns, summary.stragglers.step_time_without_all_ns
+    named = [one for one in summary.stragglers.named if one.module == summary.stragglers.verdict.module]
+    if len(named) < 2 or not now or without is None:
+        return ""
+    return f"With all of these put right, a step would take {duration(without)}."
 
 
 def _more(others: int) -> str:
     return f"; and {others - _MOST_OTHERS} more ranks" if others > _MOST_OTHERS else ""
 
 
-def _rank(summary: Summary, verdict: Verdict) -> str:
+def _who(summary: Summary, verdict: Verdict) -> str:
+    if len(verdict.ranks) > 1:
+        return f"All {len(verdict.ranks)} ranks of {_shared(verdict)} ({rank_list(verdict.ranks)}) are"
     hosts = [host for host, ranks in summary.hosts.items() if verdict.rank in ranks]
-    return f"Rank {verdict.rank}" + (f" (on {printable(hosts[0])})" if hosts else "")
+    return f"Rank {verdict.rank}" + (f" (on {printable(hosts[0])})" if hosts else "") + " is"
+
+
+def _shared(verdict: Verdict) -> str:
+    return (
+        f"process group {printable(verdict.group or '')}" if verdict.host is None else f"host {printable(verdict.host)}"
+    )
+
+
+def _where(verdict: Verdict) -> str:
+    return _WHERE[verdict.cause].format(its="their" if len(verdict.ranks) > 1 else "its") + _bucket(verdict)
+
+
+def _short(verdict: Verdict) -> str:
+    return _shared(verdict) if len(verdict.ranks) > 1 else f"rank {verdict.rank}"
 
 
 def _bucket(verdict: Verdict) -> str:
@@ -102,7 +158,7 @@ def _bucket(verdict: Verdict) -> str:
     if bucket is None:
         return ""
     if bucket == 0:
-        return ", already before its first gradient bucket (the loss, or the last layers of the model)"
+        return ", already before the first gradient bucket (the loss, or the last layers of the model)"
     first, *others = map(printable, verdict.first_late_parameters or ("",))
     more = f" and {plural(len(others), 'more parameter')}" if others else ""
     return f", from gradient bucket {bucket} on" + (f" ({first}{more})" if first else "")
@@ -121,6 +177,12 @@ def _amount(verdict: Verdict) -> str:
 
 
 def _cost(summary: Summary, verdict: Verdict) -> str:
+    gain = _gain(summary, verdict)
+    who = "them" if len(verdict.ranks) > 1 else "it"
+    return f"The other ranks wait for {who}: {gain[0].lower()}{gain[1:]}" if gain else ""
+
+
+def _gain(summary: Summary, verdict: Verdict) -> str:
     now, without = verdict.step_time_ns, verdict.step_time_without_ns
     if not now or without is None or verdict.lost_seconds is None:
         return ""
@@ -128,8 +190,8 @@ def _cost(summary: Summary, verdict: Verdict) -> str:
     if verdict.lost_gpu_hours is not None and any(device.startswith("cuda") for device in summary.devices):
         lost += f" or {hours(verdict.lost_gpu_hours)} GPU-hours"
     return (
-        f"The other ranks wait for it: a step takes {duration(now)} and would take {duration(without)} without the "
-        f"delay, so {percent(1 - without / now)} of the time is lost: {lost} in {plural(verdict.steps, 'step')}."
+        f"A step takes {duration(now)} and would take {duration(without)} without the delay, so "
+        f"{percent(1 - without / now)} of the time is lost: {lost} in {plural(verdict.steps, 'step')}."
     )
 
 
@@ -151,9 +213,21 @@ def _time(summary: Summary, verdict: Verdict) -> str:
 
 def _lever(summary: Summary, verdict: Verdict) -> str:
     for part, share in _shares(summary, verdict):
-        if part in _LEVER and share >= _LEVER_SHARE:
-            return f"Next: {_LEVER[part]}"
+        if part in _LEVER and share >= _LEVER_SHARES.get(part, _LEVER_SHARE):
+            return f"Next: {_LEVER[part].format(bucket=_exposed_bucket(summary, verdict))}"
     return "Next: there is little to gain between the ranks; faster forward and backward computation is what helps."
+
+
+def _exposed_bucket(summary: Summary, verdict: Verdict) -> str:
+    """The bucket that is exposed most, if that is worth a word."""
+    buckets = summary.overlap.buckets.filter(module=verdict.module).drop_nulls("exposed_share")
+    if buckets.is_empty():
+        return ""
+    row = buckets.sort("exposed_share", descending=True).row(0, named=True)
+    if row["exposed_share"] < _LEVER_SHARES["transfer"]:
+        return ""
+    last = ", the last," if row["bucket"] == buckets["bucket"].max() else ""
+    return f", most of it bucket {row['bucket']}{last} with {percent(row['exposed_share'])} of the step"
 
 
 def _shares(summary: Summary, verdict: Verdict) -> list[tuple[str, float]]:

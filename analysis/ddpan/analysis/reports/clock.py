@@ -56,7 +56,7 @@ def _alignment(offsets: ClockOffsets) -> str:
         return f"The clocks of {plural(ranks.height, 'rank')} are aligned."
     return (
         f"The clocks of {plural(len(offsets_ns), 'host')} are aligned: they differ by up to "
-        f"{duration(max(offsets_ns) - min(offsets_ns))}, known to within {duration(max(errors_ns))}."
+        f"{duration(max(offsets_ns) - min(offsets_ns))}, known to within {fine_milliseconds(max(errors_ns))} ms."
     )
 
 

@@ -16,15 +16,17 @@ CAUSES: Final = ("data", "forward", "backward", "optimizer", "other")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A delay of one rank in one phase.
+    """A delay of one rank in one phase, or of the transfer.
 
     Attributes:
         rank: global rank.
-        cause: one of `CAUSES`; ``other`` is user code before the first forward of the step.
+        cause: one of `CAUSES`; ``other`` is user code before the first forward of the step. Or ``collective``: the
+            transfer of a bucket takes longer, for all ranks alike, whatever ``rank`` is.
         delay_ns: added to each step concerned.
         first_step: first step concerned.
         end_step: the step after the last, or None for the end of the run.
-        bucket: for ``backward`` the first bucket that is late; None for the middle one.
+        bucket: for ``backward`` the first bucket that is late, None for the middle one; for ``collective`` the bucket
+            whose transfer is slow, None for the last one.
         share: share of these steps that are concerned, drawn at random one by one.
         delay_noise: standard deviation of the delay from step to step, relative to it.
     """
@@ -39,8 +41,8 @@ class Fault:
     delay_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.cause not in CAUSES:
-            raise UsageError(f"cause must be one of {', '.join(CAUSES)}, not {self.cause!r}")
+        if self.cause not in (*CAUSES, "collective"):
+            raise UsageError(f"cause must be one of {', '.join(CAUSES)} or collective, not {self.cause!r}")
         if not 0 <= self.share <= 1:
             raise UsageError(f"share must be between 0 and 1, not {self.share}")
 

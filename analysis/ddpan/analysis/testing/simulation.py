@@ -125,6 +125,8 @@ def _delay(scenario: Scenario, durations: _Durations, fault: Fault, random: np.r
     if fault.cause == "backward":
         bucket = scenario.buckets // 2 if fault.bucket is None else fault.bucket
         durations.gaps[steps, bucket, fault.rank] += delay_ns
+    elif fault.cause == "collective":
+        durations.transfer[steps, -1 if fault.bucket is None else fault.bucket] += delay_ns
     else:
         getattr(durations, fault.cause)[steps, 0, fault.rank] += delay_ns
 
