@@ -63,6 +63,10 @@ class Collectives:
         slot = self._spool.reserve_collective()
         if slot is not None:
             segment, offset = slot
+            if segment.converted:
+                # Another thread held the interpreter since the reservation, for as long as a part takes to be written.
+                self._spool.count("late_ends")
+                return None
             _pack(
                 segment.map, offset,
                 seq, size_bytes, 0, launch_ns, 0, 0, step, group, module, bucket, layout, op, 0, 0, 1,

@@ -163,7 +163,7 @@ class PartWriter:
         self._spool.prepare_spare()
         if self.metadata_changed:
             self.metadata_changed = False
-            self._write_live()
+            self._try_live()
         for segment in list(self._spool.full):
             if not self._is_final(segment):
                 break
@@ -197,6 +197,14 @@ class PartWriter:
         self._spool.full.remove(segment)
         if self._retention is not None:
             self._retention.added(segment.number)
+
+    def _try_live(self) -> None:
+        try:
+            self._write_live()
+        except OSError:
+            # The next round tries again.
+            self.metadata_changed = True
+            raise
 
     def _write_live(self) -> None:
         target = self._spool.folder / LIVE_METADATA

@@ -85,14 +85,18 @@ Slot = tuple[Segment, int]
 
 
 def _map_file(path: Path, size: int, header: bytes) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    """Make a file and map it; it has its name only once its header is there, so no reader meets half of one."""
+    draft = path.with_name(f".{path.name}.tmp")
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         # A hole in the file would become SIGBUS when the disk is full, so the space is taken now.
         os.posix_fallocate(descriptor, 0, size)
         os.pwrite(descriptor, header, 0)
-        return mmap.mmap(descriptor, size)
+        mapped = mmap.mmap(descriptor, size)
+        draft.rename(path)
+        return mapped
     except OSError:
-        path.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
     finally:
         os.close(descriptor)

@@ -81,8 +81,9 @@ class Session:
 
     def uninstall(self) -> None:
         """Close the recording and take all taps out."""
-        self.close()
+        self.guard(self.close)()
         if self._taps is not None:
+            self.guard(self._taps.forget)()
             self._taps.remove()
             self._taps = None
 
@@ -105,7 +106,7 @@ class Session:
         self._failed = False
         if recording is not None:
             if self._taps is not None:
-                self._taps.forget()
+                self.guard(self._taps.forget)()
             recording.stop()
 
     def group_number(self, group: ProcessGroup) -> int:
@@ -192,7 +193,7 @@ def start(log_dir: str | os.PathLike[str] | None = None) -> None:
         if _session is not None:
             return
         _session = Session(settings, environ=os.environ)
-        _session.install()
+        _session.guard(_session.install)()
     atexit.register(stop)
     os.register_at_fork(after_in_child=_leave_child)
 
@@ -203,7 +204,7 @@ def stop() -> None:
     with _lock:
         session, _session = _session, None
     if session is not None:
-        session.uninstall()
+        session.guard(session.uninstall)()
     atexit.unregister(stop)
 
 

@@ -31,6 +31,13 @@ class Taps:
     def __init__(self, session: Session) -> None:
         self._patches = Patches()
         self._undo: list[Callable[[], None]] = []
+        try:
+            self._install(session)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _install(self, session: Session) -> None:
         self._modules = ddp.Modules(session)
         self._group_hooks = group_hooks.GroupHooks(session, self._modules) if group_hooks.available() else None
         hide_from_compiler("ddpan.collector", alone=type(session).guard)
@@ -60,7 +67,6 @@ class Taps:
 
     def remove(self) -> None:
         """Take every tap out."""
-        self.forget()
         for undo in self._undo:
             undo()
         self._patches.restore()

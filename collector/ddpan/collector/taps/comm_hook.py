@@ -64,6 +64,21 @@ class BucketHook:
         self._session = session
         self._modules = modules
 
+    def look(self, ddp: DistributedDataParallel, _inputs: object, output: Any) -> None:
+        """Have the gradients looked at when the backward of ``output`` begins, where the arithmetic depends on them."""
+        if not self.scale.must_look or not ddp.require_backward_grad_sync or torch.compiler.is_compiling():
+            return
+        looked = [False]
+
+        def look(_gradient: object) -> None:
+            if not looked[0]:
+                looked[0] = True
+                self._session.guard(self.scale.look)(ddp)
+
+        for tensor in _find_tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(look)
+
     def serves(self, reducer: Reducer) -> bool:
         """Whether this is the hook of ``reducer``."""
         ddp = self._ddp()
@@ -182,6 +197,7 @@ class Hooks:
         self._session = session
         self._modules = modules
         self._own = own
+        self._fresh: set[int] = set()
         for mine in _installed.values():
             mine.serve(session, modules)
 
@@ -191,6 +207,12 @@ class Hooks:
             return
         if _may_install(ddp):
             self._install(ddp).is_default = True
+
+    def look_first(self, ddp: DistributedDataParallel, output: Any) -> None:
+        """Look at the gradients of the forward in which the hook was installed."""
+        if id(ddp) in self._fresh:
+            self._fresh.discard(id(ddp))
+            _installed[id(ddp)].look(ddp, None, output)
 
     def hand_over(self, ddp: DistributedDataParallel, user: UserHook, name: str) -> bool:
         """Let our hook on the reducer, if need be installed now, run ``user`` from now on; false if that cannot be."""
@@ -225,23 +247,12 @@ class Hooks:
             return mine(bucket)
 
         _register_comm_hook(ddp.reducer, None, ddpan_bucket_hook)
+        if mine.scale.views_possible:
+            # It stays as long as the hook does, which outlives the collector. The forward that runs now is too late for
+            # it, and is looked at by `look_first`.
+            ddp.register_forward_hook(mine.look)
+            self._fresh.add(id(ddp))
         return mine
-
-    def look(self, ddp: DistributedDataParallel, output: Any) -> None:
-        """Have the gradients looked at when the backward of ``output`` begins, where the arithmetic depends on them."""
-        mine = _installed.get(id(ddp))
-        if mine is None or not mine.scale.must_look or not ddp.require_backward_grad_sync:
-            return
-        looked = [False]
-
-        def look(_gradient: object) -> None:
-            if not looked[0]:
-                looked[0] = True
-                mine.scale.look(ddp)
-
-        for tensor in _find_tensors(output):
-            if tensor.requires_grad:
-                tensor.register_hook(self._session.guard(look))
 
 
 def install(session: Session, modules: Modules, patches: Patches, *, own: bool) -> None:
@@ -261,7 +272,9 @@ def install(session: Session, modules: Modules, patches: Patches, *, own: bool) 
             DistributedDataParallel, "_pre_forward", lambda original: _installing(original, session.guard(hooks.put))
         )
         patches.replace(
-            DistributedDataParallel, "_post_forward", lambda original: _looking(original, session.guard(hooks.look))
+            DistributedDataParallel,
+            "_post_forward",
+            lambda original: _looking(original, session.guard(hooks.look_first)),
         )
 
 

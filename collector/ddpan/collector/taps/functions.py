@@ -105,7 +105,11 @@ def _begin(session: Session, op: int, payload: Any, group: Any) -> Any:
         recording = session.recording
         if recording is None:
             return None
-        number = session.group_number(distributed_c10d._get_default_group() if group is None else group)
+        member = distributed_c10d._get_default_group() if group is None else group
+        if not isinstance(member, dist.ProcessGroup):
+            # A rank outside the group takes no part: torch hands it a number in place of a group.
+            return None
+        number = session.group_number(member)
         if recording.steps.paused:
             recording.collectives.skip(number)
             return None

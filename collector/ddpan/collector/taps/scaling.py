@@ -25,7 +25,7 @@ class Scale:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._divisor: int = ddp.process_group.size()
-        self._views_possible = bool(ddp.gradient_as_bucket_view)
+        self.views_possible = bool(ddp.gradient_as_bucket_view)
         self._flat_division = bool(getattr(ddp, "batched_grad_copy", False))
         self._storages: dict[int, int] = {}
         self._live: dist.Work | None = None
@@ -37,7 +37,7 @@ class Scale:
     @property
     def must_look(self) -> bool:
         """Whether `look` is needed before each backward."""
-        return self._views_possible and (self._live is not None or not _is_power_of_two(self._divisor))
+        return self.views_possible and (self._live is not None or not _is_power_of_two(self._divisor))
 
     def look(self, ddp: DistributedDataParallel) -> None:
         """Note where each gradient lies now, before the backward touches it."""
