@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ddpan import collector
 from ddpan.collector import clock, collectives, identity, layouts, messages, parts, recording, segments, session, steps
-from ddpan.collector.taps import Taps, comm_hook, ddp, group_hooks
+from ddpan.collector.taps import Taps, comm_hook, ddp, group_hooks, scaling
 
 CLASSES: list[type] = [
     clock.Anchor,
@@ -42,7 +42,8 @@ CLASSES: list[type] = [
 PLACES: list[tuple[Any, str]] = [
     (collectives, "_pack"),
     (collectives, "_pack_time"),
-    (comm_hook.Hooks, "look"),
+    (comm_hook.Hooks, "look_first"),
+    (scaling.Scale, "look"),
     (comm_hook.Hooks, "put"),
     (ddp, "describe_module"),
     (ddp, "reduced_parameters"),

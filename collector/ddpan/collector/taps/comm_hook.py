@@ -250,7 +250,7 @@ class Hooks:
         if mine.scale.views_possible:
             # It stays as long as the hook does, which outlives the collector. The forward that runs now is too late for
             # it, and is looked at by `look_first`.
-            ddp.register_forward_hook(mine.look)
+            ddp.register_forward_hook(self._session.guard(mine.look))
             self._fresh.add(id(ddp))
         return mine
 

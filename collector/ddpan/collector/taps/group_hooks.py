@@ -32,9 +32,9 @@ _NAMES: Final = {
     "BARRIER": "barrier",
     "GATHER": "gather",
     "SCATTER": "scatter",
-    "SEND": "send",
-    "RECV": "recv",
 }
+_BETWEEN_TWO: Final = ("SEND", "RECV")
+"""What concerns two ranks of the group would shift the count of the collectives on these two against the others'."""
 
 
 def available() -> bool:
@@ -53,7 +53,7 @@ class GroupHooks:
         self._session = session
         self._modules = modules
         self._ops = {
-            value: OP_CODES[_NAMES[name]] if name in _NAMES else OP_CODES["unknown"]
+            value: None if name in _BETWEEN_TWO else OP_CODES[_NAMES.get(name, "unknown")]
             for name, value in _hook_ops().items()
         }
         self._all_reduce = _hook_ops()["ALLREDUCE"]
@@ -91,14 +91,18 @@ class GroupHooks:
                 return
             try:
                 if recording.steps.paused:
-                    recording.collectives.skip(session.group_number(group))
+                    if ops[call.name] is not None:
+                        recording.collectives.skip(session.group_number(group))
                     return
                 tensors = call.input_tensors
                 name = call.name
                 bucket = find(group, tensors, is_all_reduce=name == all_reduce) if armed else None
                 if bucket is None:
+                    op = ops[name]
+                    if op is None:
+                        return
                     slot = recording.collectives.launch(
-                        session.group_number(group), ops[name], payload_bytes(tensors), launch_ns
+                        session.group_number(group), op, payload_bytes(tensors), launch_ns
                     )
                     if slot is not None:
                         recording.launched(slot)
