@@ -16,6 +16,7 @@ from .buckets import Buckets
 from .payload import payload_bytes
 
 if TYPE_CHECKING:
+    from ..recording import Recording
     from ..session import Session
     from .ddp import Modules
 
@@ -91,8 +92,7 @@ class GroupHooks:
                 return
             try:
                 if recording.steps.paused:
-                    if ops[call.name] is not None:
-                        recording.collectives.skip(session.group_number(group))
+                    self._skip(call, group, recording)
                     return
                 tensors = call.input_tensors
                 name = call.name
@@ -117,6 +117,11 @@ class GroupHooks:
                 session.failed(error)
 
         return before
+
+    def _skip(self, call: Any, group: ProcessGroup, recording: Recording) -> None:
+        """Count a collective that is not recorded."""
+        if self._ops[call.name] is not None:
+            recording.collectives.skip(self._session.group_number(group))
 
     def _after(self, pending: dict[int, Slot]) -> Callable[[Any], None]:
         session = self._session
