@@ -84,9 +84,9 @@ class TestCuts:
     @pytest.mark.parametrize("correlation", [0.0, 0.6, 0.95])
     @pytest.mark.parametrize("rows", [64, 250, 1000])
     def test_healthy_noise_hardly_ever_changes(self, rows: int, correlation: float) -> None:
-        """Of runs of 17 series of heavy-tailed noise, at most one in a hundred shows a change; here 100 runs."""
+        """Of runs of 17 series of heavy-tailed noise, at most one in a hundred shows a change."""
         random = np.random.default_rng(rows)
-        runs = [autoregressive(random, rows, 17, correlation, 3) for _ in range(100 if rows < 1000 else 40)]
+        runs = [autoregressive(random, rows, 17, correlation, 3) for _ in range(60 if rows < 1000 else 20)]
         wrong = sum(any(find_cuts(values, significance=0.003 / 17)) for values in runs)
         assert wrong <= 2
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddpan.analysis.measures.stragglers import Stragglers, stragglers
-from ddpan.analysis.measures.summary import summarize
-from ddpan.analysis.run import Run, load
-from ddpan.analysis.testing import CAUSES, Fault, Scenario, SyntheticRun, simulate, write_log
-from ddpan.analysis.testing import open_run as in_memory
+from ddpan.analysis.run import Run
+from ddpan.analysis.testing import CAUSES, Fault, Scenario, SyntheticRun, simulate
 
 OpenRun = Callable[..., Run]
 MS = 1_000_000
@@ -144,43 +140,6 @@ class TestNobody:
         assert "record at least" in verdict.reason
 
 
-class TestMissing:
-    def test_a_missing_rank_may_be_the_slow_one(self, open_run: OpenRun) -> None:
-        found = stragglers(open_run(without_rank(simulate(faulty(delayed(3))), 3)))
-        assert (found.verdict.kind, found.verdict.rank) == ("insufficient_data", None)
-        assert "rank 3: its log is missing" in found.verdict.reason
-        assert found.ranks.filter(rank=3).select("host", "lateness_ns", "left_out").row(0) == (
-            None,
-            None,
-            "its log is missing",
-        )
-
-    def test_a_slow_rank_is_named_although_another_is_missing(self, open_run: OpenRun) -> None:
-        verdict = judge(open_run(without_rank(simulate(faulty(delayed(1))), 3)))
-        assert (verdict.kind, verdict.rank, verdict.cause) == ("persistent", 1, "backward")
-        assert verdict.lost_gpu_hours == pytest.approx(verdict.lost_seconds * 4 / 3600)
-
-    def test_ranks_left_out_on_purpose_are_not_missing(self, open_run: OpenRun) -> None:
-        assert judge(open_run(HEALTHY, ranks=(0, 1, 2))).kind == "none"
-
-    @pytest.mark.parametrize("share", [0.1, 0.3])
-    @pytest.mark.parametrize("ranks", [2, 4, 16])
-    def test_lost_rows_change_neither_verdict(self, open_run: OpenRun, ranks: int, share: float) -> None:
-        lossy = replace(HEALTHY, ranks=ranks, steps=250, lost=dict.fromkeys(range(ranks), share))
-        verdict = judge(open_run(faulty(delayed(1), scenario=lossy)))
-        assert (verdict.rank, verdict.cause) == (1, "backward")
-        assert verdict.delay_low_ns < 20 * MS < verdict.delay_high_ns
-
-    def test_lost_rows_name_nobody(self, open_run: OpenRun) -> None:
-        lossy = replace(HEALTHY, steps=250, lost=dict.fromkeys(range(4), 0.3))
-        assert stragglers(open_run(lossy)).named == ()
-
-    def test_lost_rows_do_not_lower_the_cost(self, open_run: OpenRun) -> None:
-        lossy = faulty(delayed(1), scenario=replace(HEALTHY, lost=dict.fromkeys(range(4), 0.3)))
-        verdict = judge(open_run(lossy))
-        assert verdict.step_time_ns - verdict.step_time_without_ns == pytest.approx(18.4 * MS, rel=0.08)
-
-
 class TestTables:
     @pytest.fixture
     def found(self, open_run: OpenRun) -> Stragglers:
@@ -264,196 +223,6 @@ class TestGroups:
         verdict = judge(open_run(in_two_groups(simulate(scenario), first=(0, 1, 2), slower_ms=0)))
         assert (verdict.rank, verdict.cause) == (4, "data")
         assert verdict.lost_gpu_hours == pytest.approx(verdict.lost_seconds * 3 / 3600)
-
-    def test_a_slow_host(self, open_run: OpenRun) -> None:
-        # Ranks 3 to 5 share the second of three hosts.
-        scenario = replace(HEALTHY, ranks=9, ranks_per_host=3)
-        slow = tuple(delayed(rank, "forward", 15 + rank) for rank in (3, 4, 5))
-        found = stragglers(open_run(faulty(*slow, scenario=scenario)))
-        (verdict,) = found.named
-        assert (verdict.kind, verdict.host, verdict.group, verdict.cause) == ("persistent", "host-001", None, "forward")
-        assert (verdict.rank, verdict.ranks) == (5, (3, 4, 5))
-        assert verdict.delay_ns == pytest.approx(19 * MS, rel=0.05)
-        assert verdict.last_share == pytest.approx(1, abs=0.02)
-        assert verdict.reason.startswith("All ranks of host host-001 (3, 4, 5) are late in nearly every step, in their")
-        # The step waits for the latest of them; without any it would wait for the latest of the others.
-        assert_cost(verdict, open_run(faulty(scenario=scenario)))
-
-    def test_a_slow_process_group(self, open_run: OpenRun) -> None:
-        run = simulate(faulty(*(delayed(rank, "backward") for rank in (1, 4)), scenario=replace(HEALTHY, ranks=6)))
-        for metadata in run.metadata.values():
-            metadata["groups"]["1"] = {"name": "tensor_parallel_1", "ranks": [1, 4], "backend": "gloo"}
-        (verdict,) = stragglers(open_run(run)).named
-        assert (verdict.host, verdict.group, verdict.ranks) == (None, "tensor_parallel_1", (1, 4))
-
-    def test_ranks_of_a_host_that_are_not_all_slow_stand_alone(self, open_run: OpenRun) -> None:
-        scenario = replace(HEALTHY, ranks=9, ranks_per_host=3)
-        found = stragglers(open_run(faulty(delayed(3, "forward"), delayed(4, "forward"), scenario=scenario)))
-        assert [(one.ranks, one.host) for one in found.named] in (
-            [((3,), None), ((4,), None)],
-            [((4,), None), ((3,), None)],
-        )
-        # One of two equally slow ranks put right gains next to nothing; both do.
-        assert found.verdict.step_time_without_ns > found.verdict.step_time_ns - 3 * MS  # type: ignore[operator]
-        assert found.step_time_without_all_ns < found.verdict.step_time_ns - 16 * MS  # type: ignore[operator]
-
-    def test_ranks_of_a_host_that_are_unlike_stand_alone(self, open_run: OpenRun) -> None:
-        scenario = replace(HEALTHY, ranks=6, ranks_per_host=2)
-        found = stragglers(open_run(faulty(delayed(2, "data", 40), delayed(3, "forward", 10), scenario=scenario)))
-        assert [(one.rank, one.cause, one.host) for one in found.named] == [(2, "data", None), (3, "forward", None)]
-
-
-class TestTransfer:
-    """Nobody is late, and the transfer takes longer."""
-
-    @pytest.mark.parametrize(
-        ("first", "end", "kind"), [(70, None, "onset"), (40, 80, "transient"), (0, 60, "transient")]
-    )
-    def test_slow_for_a_while(self, open_run: OpenRun, first: int, end: int | None, kind: str) -> None:
-        slow = Fault(rank=0, cause="collective", delay_ns=6 * MS, first_step=first, end_step=end)
-        found = stragglers(open_run(faulty(slow)))
-        verdict: Any = found.verdict
-        assert (found.named, found.step_time_without_all_ns) == ((), None)
-        assert (verdict.kind, verdict.cause, verdict.rank, verdict.ranks) == (kind, "collective", None, ())
-        assert (verdict.first_step, verdict.last_step) == (max(first, 2), (end or 120) - 1)
-        assert verdict.delay_low_ns < 6 * MS < verdict.delay_high_ns
-        assert verdict.lost_seconds == pytest.approx(6e-3 * verdict.affected_steps, rel=0.05)
-        assert verdict.reason.startswith("No rank is late, but ")
-
-    def test_what_hides_behind_the_backward_costs_nothing(self, open_run: OpenRun) -> None:
-        slow = Fault(rank=0, cause="collective", delay_ns=1 * MS, first_step=60, bucket=2)
-        assert judge(open_run(faulty(slow))).kind == "none"
-
-    def test_a_late_rank_comes_first(self, open_run: OpenRun) -> None:
-        slow = Fault(rank=0, cause="collective", delay_ns=6 * MS, first_step=60)
-        verdict = judge(open_run(faulty(slow, delayed(3, "data"))))
-        assert (verdict.kind, verdict.rank, verdict.cause) == ("persistent", 3, "data")
-
-    @pytest.mark.parametrize("seed", range(6))
-    def test_noise_of_the_network_is_nobody_s(self, open_run: OpenRun, seed: int) -> None:
-        assert judge(open_run(replace(HEALTHY, transfer_noise=0.3, seed=seed))).kind == "none"
-
-
-class TestWhatIsLost:
-    """Parts of a log taken away: the verdict stays right, or says that it cannot tell."""
-
-    slow = simulate(faulty(delayed(1), scenario=replace(HEALTHY, ranks=5, steps=200)))
-    healthy = simulate(replace(HEALTHY, ranks=5, steps=200))
-
-    @settings(max_examples=20, deadline=None)
-    @given(
-        share=st.floats(0, 0.3),
-        seed=st.integers(0, 2**32 - 1),
-        missing=st.none() | st.integers(0, 4),
-        begin=st.integers(0, 150),
-    )
-    def test_never_wrong(self, share: float, seed: int, missing: int | None, begin: int) -> None:
-        kept = {
-            name: without(run, share, seed, missing, begin) for name, run in (("slow", self.slow), ("ok", self.healthy))
-        }
-        found: Any = stragglers(in_memory(kept["slow"]))
-        if found.named:
-            assert [(one.rank, one.cause) for one in found.named] == [(1, "backward")]
-            assert found.verdict.kind == "persistent"
-        else:
-            assert found.verdict.kind == "insufficient_data"
-        assert missing == 1 or begin > 100 or found.named
-        healthy = stragglers(in_memory(kept["ok"]))
-        assert healthy.named == ()
-        assert healthy.verdict.kind in ("none", "insufficient_data")
-
-
-class TestOtherCollectives:
-    """Rank 0 broadcasts buffers at the start of the forward; it is late, and the others wait there, not at a bucket."""
-
-    late = tuple(delayed(rank, "forward" if rank else "data") for rank in range(4))
-
-    def test_without_the_broadcast_nobody_is_late(self, open_run: OpenRun) -> None:
-        assert stragglers(open_run(faulty(*self.late))).named == ()
-
-    @pytest.mark.parametrize("steps", [None, (10, 110)])
-    @pytest.mark.parametrize("broadcasts", [1, 2])
-    def test_waiting_in_a_broadcast_is_not_charged_to_the_waiting(
-        self, tmp_path: Path, steps: tuple[int, int] | None, broadcasts: int
-    ) -> None:
-        run = with_broadcasts(simulate(faulty(*self.late)), [0.3, 20.3, 20.3, 20.3], number=broadcasts)
-        found = stragglers(load(write_log(without_steps(run), tmp_path), steps=steps))
-        verdict: Any = found.verdict
-        assert (verdict.kind, verdict.rank, verdict.cause) == ("persistent", 0, "data")
-        assert verdict.delay_ns == pytest.approx(20 * MS, rel=0.05)
-        assert verdict.step_time_ns - verdict.step_time_without_ns == pytest.approx(19 * MS, rel=0.05)
-        waits = found.ranks.sort("rank")["wait_ns"].to_list()
-        assert waits[0] < 1 * MS < 19 * MS < min(waits[1:])
-
-    def test_the_split_of_the_step_calls_it_waiting(self, tmp_path: Path) -> None:
-        run = with_broadcasts(simulate(faulty(*self.late)), [0.3, 20.3, 20.3, 20.3])
-        found = summarize(load(write_log(without_steps(run), tmp_path)))
-        split = dict(found.step_split.select("part", "mean_ns").iter_rows())
-        assert split["forward"] == pytest.approx(20 * MS, rel=0.02)
-        assert split["wait"] == pytest.approx(15.5 * MS, rel=0.1)
-        assert sum(split.values()) == pytest.approx(89 * MS, rel=0.02)
-
-    def test_a_collective_beside_the_work_takes_nothing_from_it(self, tmp_path: Path) -> None:
-        # Begun before the forward ends and ended after it: the rank did not stand still.
-        run = with_broadcasts(simulate(faulty(delayed(1, "forward"))), [5, 25, 25, 25], after_ms=18)
-        found = stragglers(load(write_log(without_steps(run), tmp_path)))
-        assert (found.verdict.rank, found.verdict.cause) == (1, "forward")
-        assert found.verdict.delay_ns == pytest.approx(20 * MS, rel=0.05)
-
-
-def with_broadcasts(
-    run: SyntheticRun, lengths_ms: list[float], *, number: int = 1, after_ms: float = 0.01
-) -> SyntheticRun:
-    """Add broadcasts in a group of their own to each forward, so long on each rank; several are in flight together."""
-    for metadata in run.metadata.values():
-        metadata["groups"]["1"] = metadata["groups"]["0"]
-    length = pl.col("rank").replace_strict(dict(enumerate(lengths_ms)), return_dtype=pl.Float64) * MS
-    begin = pl.col("forward_start_ns") + round(after_ms * MS)
-    rows = [
-        run.steps.select(
-            "rank",
-            group=pl.lit(1, pl.UInt16),
-            seq=pl.col("step").cast(pl.UInt64) * number + k,
-            step="step",
-            op=pl.lit("broadcast", run.collectives.schema["op"]),
-            bytes=pl.lit(4096, pl.UInt64),
-            launch_ns=begin + k * 1000,
-            end_ns=begin + length.cast(pl.Int64),
-        )
-        for k in range(number)
-    ]
-    return SyntheticRun(run.scenario, run.steps, pl.concat([run.collectives, *rows], how="diagonal"), run.metadata)
-
-
-def without_steps(run: SyntheticRun) -> SyntheticRun:
-    """``run`` in which, as in every log, collectives that are no buckets belong to no step."""
-    step = pl.when(pl.col("module").is_not_null()).then("step")
-    return SyntheticRun(run.scenario, run.steps, run.collectives.with_columns(step=step), run.metadata)
-
-
-def assert_cost(verdict: Any, healthy: Run) -> None:
-    """What the verdict says would be gained is what the same run without the fault takes less."""
-    assert verdict.step_time_without_ns == pytest.approx(judge(healthy).step_time_ns, rel=0.01)
-    assert verdict.lost_seconds == pytest.approx(
-        (verdict.step_time_ns - verdict.step_time_without_ns) * verdict.steps / 1e9
-    )
-
-
-def without(run: SyntheticRun, share: float, seed: int, rank: int | None, begin: int) -> SyntheticRun:
-    """``run`` without a share of its rows at random, without a rank, and from a step on."""
-    kept = without_rank(run, rank) if rank is not None else run
-    random = np.random.default_rng(seed)
-    steps, collectives = (
-        table.filter(pl.Series(random.random(table.height) >= share) & (table["step"] >= begin))
-        for table in (kept.steps, kept.collectives)
-    )
-    return SyntheticRun(run.scenario, steps, collectives, kept.metadata)
-
-
-def without_rank(run: SyntheticRun, rank: int) -> SyntheticRun:
-    kept = {name: one for name, one in run.metadata.items() if name != rank}
-    steps, collectives = (table.filter(pl.col("rank") != rank) for table in (run.steps, run.collectives))
-    return SyntheticRun(run.scenario, steps, collectives, kept)
 
 
 def permuted(run: SyntheticRun, order: list[int]) -> SyntheticRun:

@@ -189,17 +189,9 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
     correlation = correlation_steps(residuals)
     edges = block_edges(len(excess), correlation, most=_MOST_BLOCKS)
     blocks = block_medians(excess, edges)
-    stretches = find_stretches(blocks, shortest=SHORTEST_STRETCH)
-    stretch = exceedance_p_values(blocks, noises, stretches)
-    if stretches is not None:
-        # Student's test takes blocks for normal: a few late steps near each other would break that, a longer stretch
-        # of them does not come by chance.
-        long = stretches.end - stretches.first >= _LEAST_CHANGED_BLOCKS
-        change = np.where(long, change_p_values(len(blocks), stretches), 1.0)
-        stretch = 2 * np.minimum(stretch, change)
     # Half of the error that is allowed goes to the test for a steady delay, a quarter to late steps and to a stretch.
     late = np.minimum(1.0, 4 * comparisons * late_p_values(excess > late_ns, edges))
-    others = comparisons * np.minimum(2 * place_p_values(blocks), 4 * stretch)
+    others = comparisons * np.minimum(2 * place_p_values(blocks), 4 * _stretch_p_values(blocks, noises))
     return Evidence(
         arrival_ns=arrival_ns,
         excess_ns=excess,
@@ -212,6 +204,19 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
         late_p_values=late,
         p_values=np.minimum(late, others),
     )
+
+
+def _stretch_p_values(blocks: Matrix, noises: Matrix) -> Matrix:
+    """Chance of so raised a stretch of blocks if all ranks were alike, shape (ranks,): twice the smaller of two."""
+    stretches = find_stretches(blocks, shortest=SHORTEST_STRETCH)
+    raised = exceedance_p_values(blocks, noises, stretches)
+    if stretches is None:
+        return raised
+    # Student's test takes blocks for normal: a few late steps near each other would break that, a longer stretch of
+    # them does not come by chance.
+    long = stretches.end - stretches.first >= _LEAST_CHANGED_BLOCKS
+    changed = np.where(long, change_p_values(len(blocks), stretches), 1.0)
+    return np.asarray(2 * np.minimum(raised, changed))
 
 
 def late_p_values(late: npt.NDArray[np.bool_], edges: npt.NDArray[np.intp]) -> Matrix:

@@ -64,10 +64,10 @@ class ClockOffsets:
       its own offset less that of its host; and ``shares_host_clock``, false if it cannot possibly have its clock.
     - ``waits``: one row per rank of each ``module`` (null: collectives that are no buckets) and process group, known by
       its number ``group`` and its ``lowest_rank``: over ``collectives`` that all recorded (the last buckets of the
-      steps outside warm-up, where they are buckets), the mean ``wait_ns`` by durations and ``wait_by_launch_ns``,
-      by launches on aligned clocks; their ``difference_ns``, its ``error_ns``, and
-      whether they ``agree`` within it; the median ``transfer_ns``, the shortest duration of any rank, and
-      ``transfer_by_launch_ns``, from the latest launch to the rank's own end.
+      steps outside warm-up, where they are buckets), the mean ``wait_ns`` by durations and ``wait_by_launch_ns``, by
+      launches on aligned clocks; their ``difference_ns``, its ``error_ns``, and whether they ``agree`` within it; the
+      median ``transfer_ns``, the shortest duration of any rank, and ``transfer_by_launch_ns``, from the latest launch
+      to the rank's own end.
 
     Attributes:
         reference_rank: the rank, and
