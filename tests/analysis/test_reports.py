@@ -239,7 +239,7 @@ class TestAnswer:
     def test_nobody_is_slow_but_something_could_be_saved(
         self, summaries: dict[str, Summary], part: str, advice: str
     ) -> None:
-        split = summaries["healthy"].step_split.with_columns(share=pl.when(part=part).then(0.5).otherwise(0.05))
+        split = summaries["healthy"].step_split.with_columns(share=pl.when(part=part).then(0.5).otherwise(0.03))
         assert advice in answer(replace(summaries["healthy"], step_split=split))[2]
 
     @pytest.mark.parametrize("name", ["alone", "short", "empty"])
