@@ -47,7 +47,7 @@ class Case:
 
 CASES = {
     "default": Case(6, 2048, 32, None, 6, 1.01, "model of 100 MB, default buckets of 25 MiB"),
-    "hard": Case(12, 512, 128, 1.0, 10, 1.02, "12 buckets of 1 MiB"),
+    "hard": Case(12, 512, 80, 1.0, 10, 1.02, "12 buckets of 1 MiB"),
 }
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     """Measure the cases asked for; inside torchrun, be one rank of one."""
     parser = argparse.ArgumentParser(description="Overhead of the collector, as a ratio of step times.")
     parser.add_argument("--case", choices=[*CASES, "all"], default="all")
-    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=80)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
