@@ -38,11 +38,17 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def make_spool(tmp_path: Path, clock: FakeClock) -> Callable[..., Spool]:
-    """Builds a spool of small segments in ``tmp_path``."""
+    """Builds a spool of small segments, in ``tmp_path`` unless told otherwise."""
 
-    def make(*, steps: int = 2, collectives: int = 4, wake: Callable[[], None] = lambda: None) -> Spool:
+    def make(
+        *,
+        steps: int = 2,
+        collectives: int = 4,
+        wake: Callable[[], None] = lambda: None,
+        folder: Path = tmp_path,
+    ) -> Spool:
         return Spool(
-            tmp_path,
+            folder,
             epoch_offset_ns=EPOCH_OFFSET_NS,
             identity={"rank": 3, "world_size": 8, "run": "20261130T205019-3f9a1c2e", "host": "node-a"},
             steps=steps,
@@ -78,7 +84,7 @@ def metadata() -> Callable[[str | None, int | None, bool], Metadata]:
             groups={},
             modules={},
             layouts={},
-            counters=Counters(dropped={}, errors=0, late_ends=0, removed_parts=0),
+            counters=Counters(dropped={}, errors=0, late_ends=0, removed_parts=0, spool_repairs=0),
             settings={},
             closed=closed,
         )

@@ -58,6 +58,7 @@ class Recorder:
         slot = self.spool.reserve_step()
         assert slot is not None
         STEP.pack_into(slot[0].map, slot[1], 0, 10 + number, 20, 0, 0, 0, 0, number, 0, 0, 0, 0, 1, 1)
+        slot[0].keep(slot[1], STEP.size)
 
 
 @pytest.fixture

@@ -63,6 +63,9 @@ def losses(metadata: Mapping[int, Metadata], removed: Mapping[int, int]) -> list
         found.append(
             _of("recorder_errors", ranks, f"met errors in the recorder, {errors:,} in all: rows may be missing")
         )
+    if ranks := [r for r, one in metadata.items() if one["counters"]["spool_repairs"]]:
+        message = "had files damaged or removed while recording; the spool was written anew from memory"
+        found.append(_of("spool_repairs", ranks, message))
     if ranks := [r for r, one in metadata.items() if not one["closed"]]:
         found.append(_of("not_closed", ranks, "did not close the log: killed or still running; read to the last event"))
     return found

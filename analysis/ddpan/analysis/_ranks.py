@@ -45,7 +45,7 @@ _UNKNOWN: Final[dict[str, Any]] = {
     "groups": {},
     "modules": {},
     "layouts": {},
-    "counters": {"dropped": {}, "errors": 0, "late_ends": 0, "removed_parts": 0},
+    "counters": {"dropped": {}, "errors": 0, "late_ends": 0, "removed_parts": 0, "spool_repairs": 0},
     "settings": {},
     "closed": False,
 }

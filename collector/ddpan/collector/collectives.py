@@ -71,6 +71,7 @@ class Collectives:
                 segment.map, offset,
                 seq, size_bytes, 0, launch_ns, 0, 0, step, group, module, bucket, layout, op, 0, 0, 1,
             )  # fmt: skip
+            segment.keep(offset, 64)
         return slot
 
     def skip(self, group: int) -> None:
@@ -84,6 +85,7 @@ class Collectives:
             self._spool.count("late_ends")
             return
         _pack_time(segment.map, offset + COLLECTIVE_END, end_ns)
+        segment.keep(offset + COLLECTIVE_END, 8)
 
     def ender(self, slot: Slot) -> Callable[[object], None]:
         """A callback for a future: records the end when it is called, whatever the argument.
@@ -105,6 +107,7 @@ class Collectives:
                     count("late_ends")
                 else:
                     _pack_time(segment.map, place, end_ns)
+                    segment.keep(place, 8)
             except Exception:  # it may run inside DDP's communication hook, where an exception would end training
                 count("errors")
 

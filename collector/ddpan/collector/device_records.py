@@ -71,3 +71,4 @@ class DeviceRecords:
             self._spool.count("late_ends")
         else:
             INT64.pack_into(segment.map, offset + place, time_ns)
+            segment.keep(offset + place, INT64.size)

@@ -6,10 +6,11 @@ polars, such as a DataLoader worker), packs timestamps as deltas and works outsi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,8 +76,7 @@ def write_part(
     }
     content = pyarrow.table(arrays).replace_schema_metadata({METADATA_KEY: json.dumps(metadata, separators=(",", ":"))})
     delta = [c.name for c in TABLES[table] if c.dtype in ("i64", "u64", "u32") and c.name not in ("rank", "bytes")]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with _draft_of(path) as draft, draft.open("wb") as file:
         pyarrow.parquet.write_table(
             content,
             file,
@@ -88,7 +88,20 @@ def write_part(
         )
         file.flush()
         os.fsync(file.fileno())
-    temporary.rename(path)
+
+
+@contextlib.contextmanager
+def _draft_of(path: Path) -> Iterator[Path]:
+    """A name to write a file under, which takes the place of ``path`` if that succeeds and goes if not."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield draft
+        draft.rename(path)
+    except OSError:
+        # On a full disk half a file would be in the way of what comes next.
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def _array(column: Column, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None) -> pyarrow.Array:
@@ -142,7 +155,7 @@ class PartWriter:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._guarded(self._round)
+            self._round()
             self._wake.wait(1.0)
             self._wake.clear()
         self._guarded(self._spool.close)
@@ -160,10 +173,20 @@ class PartWriter:
             warn_once("thread", f"internal error in the background thread: {error!r}. Training goes on.")
 
     def _round(self) -> None:
-        self._spool.prepare_spare()
+        # One may fail where another does not, as where a folder can be written to no more but files in it can.
+        for work in (self._mend, self._spool.prepare_spare, self._refresh_live, self._convert_full):
+            self._guarded(work)
+
+    def _mend(self) -> None:
+        if self._spool.mend():
+            self.metadata_changed = True
+
+    def _refresh_live(self) -> None:
         if self.metadata_changed:
             self.metadata_changed = False
             self._try_live()
+
+    def _convert_full(self) -> None:
         for segment in list(self._spool.full):
             if not self._is_final(segment):
                 break
@@ -207,7 +230,5 @@ class PartWriter:
             raise
 
     def _write_live(self) -> None:
-        target = self._spool.folder / LIVE_METADATA
-        temporary = target.with_name(f".{LIVE_METADATA}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(self._metadata(None, None, False)))
-        temporary.replace(target)
+        with _draft_of(self._spool.folder / LIVE_METADATA) as draft:
+            draft.write_text(json.dumps(self._metadata(None, None, False)))

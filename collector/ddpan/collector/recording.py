@@ -203,4 +203,5 @@ class Recording:
             errors=counts["errors"],
             late_ends=counts["late_ends"],
             removed_parts=0 if self._retention is None else self._retention.removed,
+            spool_repairs=counts["spool_repairs"],
         )

@@ -1,22 +1,21 @@
 """Writing the spool: memory-mapped segments of fixed-size records, reserved by counting, filled in place.
 
 A reservation is one ``next`` of an `itertools.count`, which the interpreter lock makes atomic, so threads that launch
-and threads that finish collectives need no lock of ours. The kernel owns the mapped pages: what was written is in the
-file, even if the process is killed at the next instruction.
+and threads that finish collectives need no lock of ours. A record is packed into the segment's memory and kept: the
+kernel has it then, even if the process is killed at the next instruction.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
-import mmap
-import os
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from .backing import Backing
 from .messages import warn_once
 from .schema import (
     COLLECTIVE_RECORD,
@@ -39,6 +38,7 @@ __all__ = [
     "Segment",
     "Slot",
     "Spool",
+    "keep_collectives",
     "segment_name",
 ]
 
@@ -57,12 +57,13 @@ def segment_name(number: int) -> str:
 
 
 class Segment:
-    """One spool file, mapped for writing.
+    """One spool file and its memory.
 
     Attributes:
         path: the file.
         number: the segment's number, and that of the parts made from it.
-        map: the mapped bytes.
+        map: the memory.
+        keep: copies a number of bytes at an offset of the memory into the file.
         converted: whether parts were made from it; what is written later is lost.
         full_since_ns: monotonic time at which the next segment took over, or None.
     """
@@ -77,29 +78,23 @@ class Segment:
         self.next_collective = itertools.count().__next__
         self.converted = False
         self.full_since_ns: int | None = None
-        self.map = _map_file(path, spool_bytes(steps, collectives), header)
+        self.backing = Backing(path, spool_bytes(steps, collectives), header)
+        self.map = self.backing.map
+        self.keep = self.backing.keep
 
 
 Slot = tuple[Segment, int]
 """Where a record lies: its segment and the offset of its first byte."""
 
 
-def _map_file(path: Path, size: int, header: bytes) -> mmap.mmap:
-    """Make a file and map it; it has its name only once its header is there, so no reader meets half of one."""
-    draft = path.with_name(f".{path.name}.tmp")
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        # A hole in the file would become SIGBUS when the disk is full, so the space is taken now.
-        os.posix_fallocate(descriptor, 0, size)
-        os.pwrite(descriptor, header, 0)
-        mapped = mmap.mmap(descriptor, size)
-        draft.rename(path)
-        return mapped
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
+def keep_collectives(slots: Iterable[Slot | None]) -> None:
+    """Keep collective records that were changed; those that lie together in one call."""
+    spans: dict[Segment, tuple[int, int]] = {}
+    for segment, offset in filter(None, slots):
+        begin, end = spans.get(segment, (offset, offset))
+        spans[segment] = min(begin, offset), max(end, offset)
+    for segment, (begin, end) in spans.items():
+        segment.keep(begin, end - begin + COLLECTIVE.size)
 
 
 class Spool:
@@ -164,7 +159,9 @@ class Spool:
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter, in memory and in the header of the current segment."""
         self.counts[name] += amount
-        INT64.pack_into(self.current.map, COUNTERS_OFFSET + 8 * COUNTERS.index(name), self.counts[name])
+        place = COUNTERS_OFFSET + 8 * COUNTERS.index(name)
+        INT64.pack_into(self.current.map, place, self.counts[name])
+        self.current.keep(place, INT64.size)
 
     def prepare_spare(self) -> None:
         """Make the next segment ahead of need; called by the background thread."""
@@ -174,6 +171,30 @@ class Spool:
                 self._why_dropped = "dropped_no_segment"
             except OSError as error:
                 self._lost_disk(error)
+
+    def mend(self) -> bool:
+        """Write files anew that were damaged or removed from outside; called by the background thread.
+
+        Returns:
+            whether there were any.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        spare = [] if self.spare is None else [self.spare]
+        damaged = [s for s in (*self.full, self.current, *spare) if not s.converted and not s.backing.is_whole()]
+        if damaged and self.folder.parents[1].is_dir():
+            # The user's folder is not made again, what the recorder made inside it is.
+            self.folder.mkdir(parents=True, exist_ok=True)
+        for segment in damaged:
+            segment.backing.mend()
+            self.count("spool_repairs")
+            warn_once(
+                "spool",
+                f"{segment.path} was damaged or removed by somebody else. It is written anew from memory; "
+                "training goes on.",
+            )
+        return bool(damaged)
 
     def close(self) -> None:
         """Stop taking records; the current segment becomes the last full one, the spare goes."""
@@ -197,8 +218,9 @@ class Spool:
                 return False
             spare, self.spare = self.spare, None
             # A part carries the counters of its segment's header, which are cumulative.
-            begin = COUNTERS_OFFSET
-            spare.map[begin : begin + 8 * len(COUNTERS)] = seen.map[begin : begin + 8 * len(COUNTERS)]
+            begin, size = COUNTERS_OFFSET, 8 * len(COUNTERS)
+            spare.map[begin : begin + size] = seen.map[begin : begin + size]
+            spare.keep(begin, size)
             seen.full_since_ns = self._clock()
             self.full.append(seen)
             self.current = spare

@@ -11,7 +11,17 @@ from .clock import now_ns
 from .device_records import DeviceRecords
 from .layouts import Layout, read_layout
 from .schema import NONE16
-from .segments import COLLECTIVE_END, COLLECTIVE_READY, INT64, STEP, STEP_FIELDS, Segment, Slot, Spool
+from .segments import (
+    COLLECTIVE_END,
+    COLLECTIVE_READY,
+    INT64,
+    STEP,
+    STEP_FIELDS,
+    Segment,
+    Slot,
+    Spool,
+    keep_collectives,
+)
 from .selection import StepSelection
 
 if TYPE_CHECKING:
@@ -191,6 +201,7 @@ class StepRecorder:
                 segment.map, offset,
                 wait_ns, start_ns, 0, 0, 0, 0, 0, state.step, state.number, state.micro_batch, 0, 0, synced, 1,
             )  # fmt: skip
+            segment.keep(offset, 72)
             if state.on_device and self.device is not None:
                 self.device.step(state.row, _FORWARD_START)
 
@@ -232,12 +243,13 @@ class StepRecorder:
         """All buckets are reduced and copied back: the step's backward is over."""
         end_ns = now_ns()
         self._set(state, _BACKWARD_END, end_ns)
-        if not state.on_device:
-            self._end_buckets(state, end_ns)
         state.armed = False
         state.finished = True
-        if state.ready_of_buckets and not state.on_device:
-            self._fill_ready(state, ddp)
+        if not state.on_device:
+            self._end_buckets(state, end_ns)
+            if state.ready_of_buckets:
+                self._fill_ready(state, ddp)
+            keep_collectives(state.slots)
 
     def begin_optimizer(self, state: ModuleState) -> None:
         """An optimizer that holds parameters of the module begins to step; of several in one step the first counts."""
@@ -293,5 +305,6 @@ class StepRecorder:
             self._spool.count("late_ends")
             return
         _pack_time(segment.map, offset + place, value_ns)
+        segment.keep(offset + place, 8)
         if state.on_device and self.device is not None:
             self.device.step(state.row, place)

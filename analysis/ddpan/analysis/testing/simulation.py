@@ -292,7 +292,7 @@ def _metadata(scenario: Scenario, rank: int) -> Metadata:
             }
         },
         layouts={"0": {"0": whole, "1": sizes} if scenario.rebuilt else {"0": sizes}},
-        counters={"dropped": {}, "errors": 0, "late_ends": 0, "removed_parts": 0},
+        counters={"dropped": {}, "errors": 0, "late_ends": 0, "removed_parts": 0, "spool_repairs": 0},
         settings={},
         closed=True,
     )

@@ -84,13 +84,15 @@ class Counters(TypedDict):
 
     ``dropped`` counts events by reason, ``errors`` exceptions inside the recorder, and ``late_ends`` times that became
     known after the row had gone into a part without them. ``removed_parts`` counts parts removed to keep the log within
-    the limit that the user set.
+    the limit that the user set. ``spool_repairs`` counts spool files that were damaged or removed from outside, and
+    written anew from memory.
     """
 
     dropped: dict[str, int]
     errors: int
     late_ends: int
     removed_parts: int
+    spool_repairs: int
 
 
 class Metadata(TypedDict):

@@ -54,6 +54,7 @@ COUNTERS: Final[tuple[str, ...]] = (
     "dropped_disk_full",
     "dropped_disk_error",
     "late_ends",
+    "spool_repairs",
 )
 """Counters in the header, 64-bit, cumulative over the process's run; only append to this tuple."""
 
