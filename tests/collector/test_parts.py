@@ -248,9 +248,9 @@ def test_disk_that_is_full_for_a_while(
     eventually(lambda: len(parts_in(tmp_path)) == 2)
     assert [r["seq"] for r in read_rank(tmp_path)["collectives"]] == [0, 1, 2, 3, 4]
     [line] = capsys.readouterr().err.splitlines()
-    assert "No space left on device" in line
+    assert "the disk is full" in line
     assert str(tmp_path) in line
-    assert "Training goes on" in line
+    assert "training goes on" in line
 
 
 @pytest.mark.parametrize("written", [0, 1, 2])

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,10 @@ def run_process(command: list[str], *, env: dict[str, str], out: Path, cwd: Path
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
-    """Starts a script of ``scripts/`` under torchrun, with a folder of its own as the first argument."""
+    """Starts a script of ``scripts/`` under torchrun, with a folder of its own as the first argument.
+
+    ``prefix`` is a command that torchrun is started by.
+    """
 
     def start(
         script: str,
@@ -164,10 +167,11 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
         log_dir: Path | None = None,
         env: dict[str, str] | None = None,
         check: bool = True,
+        prefix: Sequence[str] = (),
     ) -> Outcome:
         out = tmp_path_factory.mktemp(script)
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command = [*torchrun, str(SCRIPTS / f"{script}.py"), str(out), *arguments]
+        command = [*prefix, *torchrun, str(SCRIPTS / f"{script}.py"), str(out), *arguments]
         outcome = run_process(command, env=environment(log_dir, env), out=out, cwd=out)
         if check:
             assert outcome.returncode == 0, outcome.stderr

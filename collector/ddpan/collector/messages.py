@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+from pathlib import Path
 
-__all__ = ["say", "warn_once"]
+__all__ = ["is_full", "say", "warn_disk", "warn_once"]
 
 _said: set[str] = set()
 
@@ -23,3 +25,17 @@ def warn_once(kind: str, text: str) -> None:
         return
     _said.add(kind)
     say(f"warning: {text}")
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk or a quota has no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def warn_disk(folder: Path, error: OSError) -> None:
+    """Say that a folder cannot be written, once for each reason."""
+    why = "the disk is full" if is_full(error) else f"{error.strerror or error}"
+    warn_once(
+        f"disk {error.errno}",
+        f"cannot write to {folder}: {why}. Recording pauses where it must, and counts what is lost; training goes on.",
+    )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .messages import warn_once
+from .messages import warn_disk, warn_once
 from .retention import Retention
 from .schema import (
     COLLECTIVE_RECORD,
@@ -158,6 +158,7 @@ class PartWriter:
             self._round()
             self._wake.wait(1.0)
             self._wake.clear()
+        self._guarded(self._spool.say_losses)
         self._guarded(self._spool.close)
         self._guarded(self._finish)
 
@@ -167,14 +168,15 @@ class PartWriter:
         except ImportError:
             warn_once("pyarrow", "pyarrow is not installed: the log stays in its spool form, which ddpan reads as well")
         except OSError as error:
-            warn_once("parts", f"cannot write to {self._spool.folder}: {error.strerror or error}. Training goes on.")
+            warn_disk(self._spool.folder, error)
         except Exception as error:  # the thread must outlive any mistake of ours
             self._spool.count("errors")
             warn_once("thread", f"internal error in the background thread: {error!r}. Training goes on.")
 
     def _round(self) -> None:
         # One may fail where another does not, as where a folder can be written to no more but files in it can.
-        for work in (self._mend, self._spool.prepare_spare, self._refresh_live, self._convert_full):
+        works = (self._mend, self._spool.prepare_spare, self._spool.say_losses, self._refresh_live, self._convert_full)
+        for work in works:
             self._guarded(work)
 
     def _mend(self) -> None:

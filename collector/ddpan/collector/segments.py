@@ -7,7 +7,6 @@ kernel has it then, even if the process is killed at the next instruction.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import struct
 import threading
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from .backing import Backing
-from .messages import warn_once
+from .messages import is_full, warn_disk, warn_once
 from .schema import (
     COLLECTIVE_RECORD,
     COUNTERS,
@@ -172,6 +171,15 @@ class Spool:
             except OSError as error:
                 self._lost_disk(error)
 
+    def say_losses(self) -> None:
+        """Warn of events that found no segment, once; called by the background thread, which may wait for stderr."""
+        if self.counts["dropped_no_segment"]:
+            warn_once(
+                "no segment",
+                f"events come faster than {self.folder} takes them: some are lost, and counted. "
+                "A larger DDPAN_SEGMENT_COLLECTIVES helps; training goes on.",
+            )
+
     def mend(self) -> bool:
         """Write files anew that were damaged or removed from outside; called by the background thread.
 
@@ -244,7 +252,5 @@ class Spool:
             raise
 
     def _lost_disk(self, error: OSError) -> None:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        self._why_dropped = "dropped_disk_full" if full else "dropped_disk_error"
-        why = "the disk is full" if full else f"{error.strerror or error}"
-        warn_once("segment", f"cannot write to {self.folder}: {why}. Recording pauses, training goes on.")
+        self._why_dropped = "dropped_disk_full" if is_full(error) else "dropped_disk_error"
+        warn_disk(self.folder, error)

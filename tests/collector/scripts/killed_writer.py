@@ -112,7 +112,7 @@ def main() -> None:
         if child == 0:
             write(Path(name))
             os._exit(0)
-        time.sleep(random.uniform(0.01, 0.3))
+        time.sleep(random.uniform(0.03, 0.4))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
