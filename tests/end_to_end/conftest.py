@@ -139,12 +139,26 @@ def environment(log_dir: Path | None, extra: dict[str, str] | None) -> dict[str,
     return kept | (extra or {})
 
 
-def run_process(command: list[str], *, env: dict[str, str], out: Path, cwd: Path, timeout: float = 240) -> Outcome:
+During = Callable[["subprocess.Popen[str]", Path], None]
+"""What happens while a launch runs, given its process and the folder for files of the script's own."""
+
+
+def run_process(
+    command: list[str],
+    *,
+    env: dict[str, str],
+    out: Path,
+    cwd: Path,
+    timeout: float = 240,
+    during: During | None = None,
+) -> Outcome:
     """Run a command to its end; when the time is over, it and all its children are killed."""
     process = subprocess.Popen(
         command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
+        if during is not None:
+            during(process, out)
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
@@ -168,11 +182,12 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
         env: dict[str, str] | None = None,
         check: bool = True,
         prefix: Sequence[str] = (),
+        during: During | None = None,
     ) -> Outcome:
         out = tmp_path_factory.mktemp(script)
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command = [*prefix, *torchrun, str(SCRIPTS / f"{script}.py"), str(out), *arguments]
-        outcome = run_process(command, env=environment(log_dir, env), out=out, cwd=out)
+        outcome = run_process(command, env=environment(log_dir, env), out=out, cwd=out, during=during)
         if check:
             assert outcome.returncode == 0, outcome.stderr
         return outcome
