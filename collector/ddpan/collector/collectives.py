@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from _thread import get_ident
 from collections.abc import Callable
 from typing import Final
 
@@ -10,7 +11,7 @@ from .clock import now_ns
 from .device_records import DeviceRecords
 from .schema import NONE16, NONE32, OPS
 from .segments import COLLECTIVE, COLLECTIVE_END, INT64, Slot, Spool
-from .threads import keep_thread_state
+from .threads import keep_thread_state, kept_threads
 
 __all__ = ["ALL_REDUCE", "OP_CODES", "Collectives"]
 
@@ -100,12 +101,11 @@ class Collectives:
         def ended(_future: object) -> None:
             end_ns = now_ns()
             try:
-                keep_thread_state()
-                if _unpack_time(segment.map, place)[0] != 0:
-                    return
+                if get_ident() not in kept_threads:
+                    keep_thread_state()
                 if segment.converted:
                     count("late_ends")
-                else:
+                elif _unpack_time(segment.map, place)[0] == 0:
                     _pack_time(segment.map, place, end_ns)
                     segment.keep(place, 8)
             except Exception:  # it may run inside DDP's communication hook, where an exception would end training

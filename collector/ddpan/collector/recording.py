@@ -102,6 +102,11 @@ class Recording:
             self.device = name
             self.metadata_changed()
 
+    @property
+    def on_device(self) -> bool:
+        """Whether some times are those of a device."""
+        return self._device_records is not None
+
     def launched(self, slot: Slot) -> None:
         """A collective was issued; if it runs on a device, its stream will tell when it got there."""
         if self._device_records is not None and self._runs_on_device(slot):

@@ -70,6 +70,7 @@ class ModuleState:
         ready_times: asks the reducer when the gradient of each parameter was ready.
         ready_before: its answer before the backward that is due, where it may be needed.
         skips_buckets: whether buckets are left out of a backward that does not need them.
+        may_be_last: least index of a bucket that may be the last of its backward.
     """
 
     number: int
@@ -100,6 +101,7 @@ class ModuleState:
     ready_times: Callable[[], list[int]] | None = None
     ready_before: list[int] = field(default_factory=list)
     skips_buckets: bool = False
+    may_be_last: int = 0
 
     def find_bucket(self, size_bytes: int) -> int | None:
         """Index of the next bucket if it can have this size, or of the next that has it where some are skipped."""
@@ -113,15 +115,14 @@ class ModuleState:
         return self.next_bucket if sizes[self.next_bucket : self.next_bucket + 1] == (size_bytes,) else None
 
     @property
+    def knows_sizes(self) -> bool:
+        """Whether the size of every bucket is known."""
+        return self.layout is not None and bool(self.layout.sizes_bytes)
+
+    @property
     def knows_addresses(self) -> bool:
         """Whether every bucket can be told by its address."""
         return self.layout is not None and 0 < len(self.layout.sizes_bytes) == len(self.addresses)
-
-    def launched(self, slot: Slot | None, index: int, size_bytes: int) -> None:
-        """A bucket was launched."""
-        self.slots.append(slot)
-        self.next_bucket = index + 1
-        self.launched_bytes += size_bytes
 
     @property
     def all_launched(self) -> bool:
@@ -136,6 +137,7 @@ class ModuleState:
         """Take over a new layout."""
         self.layout = layout
         self.addresses.clear()
+        self.may_be_last = 0 if self.skips_buckets else max(0, len(layout.sizes_bytes) - 1)
         if layout.sizes_bytes:
             self.layouts.append(layout)
         self.ready_of_buckets = [itemgetter(*indices) for indices in layout.parameters]

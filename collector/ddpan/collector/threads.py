@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import ctypes
 from _thread import get_ident
+from typing import Final
 
-__all__ = ["keep_thread_state"]
+__all__ = ["keep_thread_state", "kept_threads"]
 
-_kept: set[int] = set()
+kept_threads: Final[set[int]] = set()
+"""Ids of the threads whose state is kept."""
+
 _ensure = ctypes.pythonapi.PyGILState_Ensure
 
 
 def keep_thread_state() -> None:
     """Keep this thread's Python state alive; nothing where that was done before."""
     ident = get_ident()
-    if ident not in _kept:
-        _kept.add(ident)
+    if ident not in kept_threads:
+        kept_threads.add(ident)
         _ensure()

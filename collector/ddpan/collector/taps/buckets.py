@@ -9,12 +9,10 @@ launches a bucket as soon as it is ready, so no other module has one that is rea
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.autograd.graph import _engine_run_backward
-from torch.distributed import ProcessGroup
 
 from .payload import payload_bytes
 
@@ -37,34 +35,37 @@ class Buckets:
 
     Args:
         modules: the modules whose buckets may be launched.
-        number_of: the number of a process group.
     """
 
-    def __init__(self, modules: Modules, number_of: Callable[[ProcessGroup], int]) -> None:
+    def __init__(self, modules: Modules) -> None:
         self._modules = modules
-        self._number_of = number_of
         modules.told_by_size = True
 
-    def find(self, group: ProcessGroup, tensors: list[Any], *, is_all_reduce: bool) -> Found | None:
-        """The bucket, or None if the collective is none; called by a hook of the process group itself."""
-        state = self._modules.in_hook
+    def known(self, tensors: list[Any]) -> Found | None:
+        """The bucket if it was seen before, or if a user's hook announced it, else None."""
+        modules = self._modules
+        state = modules.in_hook
         if state is not None:
-            self._modules.in_hook = None
+            modules.in_hook = None
             return state, state.next_bucket, payload_bytes(tensors)
         if len(tensors) != 1:
             return None
-        try:
-            address: int = tensors[0].data_ptr()
-        except RuntimeError:
-            address = 0  # a sparse tensor has none
-        for state in self._modules.armed:
+        address = _address(tensors[0])
+        for state in modules.armed:
             index = state.addresses.get(address, -1)
             if index >= state.next_bucket and state.layout is not None:
                 sizes = state.layout.sizes_bytes
                 return state, index, sizes[index] if sizes else tensors[0].nbytes
-        if not is_all_reduce or not _issued_by_reducer(sys._getframe(1)):
+        return None
+
+    def find(self, group: int, tensors: list[Any]) -> Found | None:
+        """The bucket that an all-reduce is, by its size, or None if it is none.
+
+        Called by a function that a hook of the process group itself calls.
+        """
+        if len(tensors) != 1 or not _issued_by_reducer(sys._getframe(2)):
             return None
-        return self._by_size(self._number_of(group), tensors[0], address)
+        return self._by_size(group, tensors[0], _address(tensors[0]))
 
     def _by_size(self, group: int, tensor: torch.Tensor, address: int) -> Found | None:
         size_bytes = tensor.numel() * tensor.element_size()
@@ -83,6 +84,13 @@ class Buckets:
         # To the layout a sparse bucket is as large as its parameter.
         state.launched_bytes += size_bytes - sent
         return state, index, sent
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0  # a sparse tensor has none
 
 
 def _issued_by_reducer(hook: FrameType) -> bool:

@@ -91,9 +91,8 @@ class BucketHook:
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         self.scale(buffer, bucket)
-        slot = self._launch(bucket, buffer)
+        ended = self._ender(self._launch(bucket, buffer))
         future = self._group.allreduce([buffer]).get_future()
-        ended = self._ender(slot)
         if ended is None:
             return future.then(_first)
 
@@ -150,8 +149,8 @@ class BucketHook:
                 return recording.collectives.launch(state.group, ALL_REDUCE, size_bytes, now_ns())
             # In the first iteration of a static graph all buckets say that they are the first and not the last.
             index = max(bucket.index(), state.next_bucket)
-            slot = self._modules.launch(state, recording, index, size_bytes, now_ns())
-            if bucket.is_last() or state.all_launched:
+            slot = self._modules.launch(state, index, size_bytes, now_ns())
+            if not state.following and not state.knows_sizes and bucket.is_last():
                 self._modules.follow_backward(state)
         except Exception as error:
             self._session.failed(error)

@@ -100,17 +100,22 @@ class Modules:
             weakref.finalize(optimizer, self._by_optimizer.pop, id(optimizer), None)
         return states
 
-    def launch(
-        self, state: ModuleState, recording: Recording, index: int, size_bytes: int, launch_ns: int
-    ) -> Slot | None:
+    def launch(self, state: ModuleState, index: int, size_bytes: int, launch_ns: int) -> Slot | None:
         """Record the launch of a bucket."""
+        recording = self._session.recording
+        if recording is None:
+            return None
         layout = NONE16 if state.layout is None else state.layout.number
         slot = recording.collectives.launch(
             state.group, ALL_REDUCE, size_bytes, launch_ns, state.number, state.step, index, layout
         )
-        state.launched(slot, index, size_bytes)
-        if slot is not None:
+        state.slots.append(slot)
+        state.next_bucket = index + 1
+        state.launched_bytes += size_bytes
+        if slot is not None and recording.on_device:
             recording.launched(slot)
+        if index >= state.may_be_last and state.all_launched:
+            self.follow_backward(state)
         return slot
 
     def follow_backward(self, state: ModuleState) -> None:

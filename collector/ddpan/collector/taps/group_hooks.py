@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import get_ident
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from .ddp import Modules
 
 __all__ = ["GroupHooks", "available"]
+
+Pending = dict[int, Slot | None]
+"""The record of the collective that a thread is issuing, by the thread's id: both hooks run on that thread."""
 
 HOOK_ID: Final = 0xDD9A
 _NAMES: Final = {
@@ -58,12 +62,12 @@ class GroupHooks:
             for name, value in _hook_ops().items()
         }
         self._all_reduce = _hook_ops()["ALLREDUCE"]
-        self._buckets = Buckets(modules, session.group_number)
+        self._buckets = Buckets(modules)
         self._attached: list[Any] = []
 
     def attach(self, group: Any) -> None:
         """Listen to a group."""
-        pending: dict[int, Slot] = {}
+        pending: Pending = {}
         group.register_pre_hook(HOOK_ID, self._before(group, pending))
         group.register_post_hook(HOOK_ID, self._after(pending))
         self._attached.append(group)
@@ -80,10 +84,9 @@ class GroupHooks:
         for group in list(self._attached):
             self.detach(group)
 
-    def _before(self, group: ProcessGroup, pending: dict[int, Slot]) -> Callable[[Any], None]:
-        session, modules = self._session, self._modules
-        armed, find = modules.armed, self._buckets.find
-        ops, all_reduce = self._ops, self._all_reduce
+    def _before(self, group: ProcessGroup, pending: Pending) -> Callable[[Any], None]:
+        session, modules, record = self._session, self._modules, self._record
+        armed, known, launch = modules.armed, self._buckets.known, modules.launch
 
         def before(call: Any) -> None:
             launch_ns = now_ns()
@@ -91,49 +94,46 @@ class GroupHooks:
             if recording is None:
                 return
             try:
-                if recording.steps.paused:
-                    self._skip(call, group, recording)
-                    return
-                tensors = call.input_tensors
-                name = call.name
-                bucket = find(group, tensors, is_all_reduce=name == all_reduce) if armed else None
-                if bucket is None:
-                    op = ops[name]
-                    if op is None:
-                        return
-                    slot = recording.collectives.launch(
-                        session.group_number(group), op, payload_bytes(tensors), launch_ns
-                    )
-                    if slot is not None:
-                        recording.launched(slot)
-                else:
-                    state, index, size = bucket
-                    slot = modules.launch(state, recording, index, size, launch_ns)
-                    if state.all_launched:
-                        modules.follow_backward(state)
-                if slot is not None:
-                    pending[call.op_id] = slot
+                # Each attribute of the call costs a conversion, so buckets, which are many, are asked for one only.
+                bucket = known(call.input_tensors) if armed and not recording.steps.paused else None
+                slot = record(call, group, recording, launch_ns) if bucket is None else launch(*bucket, launch_ns)
+                pending[get_ident()] = slot
             except Exception as error:
                 session.failed(error)
 
         return before
 
-    def _skip(self, call: Any, group: ProcessGroup, recording: Recording) -> None:
-        """Count a collective that is not recorded."""
-        if self._ops[call.name] is not None:
-            recording.collectives.skip(self._session.group_number(group))
+    def _record(self, call: Any, group: ProcessGroup, recording: Recording, launch_ns: int) -> Slot | None:
+        """Record a collective which is no bucket, or one that is seen for the first time."""
+        name = call.name
+        op = self._ops[name]
+        if op is None:
+            return None
+        tensors = call.input_tensors
+        number = self._session.group_number(group)
+        if recording.steps.paused:
+            recording.collectives.skip(number)
+            return None
+        if self._modules.armed and name == self._all_reduce:
+            bucket = self._buckets.find(number, tensors)
+            if bucket is not None:
+                return self._modules.launch(*bucket, launch_ns)
+        slot = recording.collectives.launch(number, op, payload_bytes(tensors), launch_ns)
+        if slot is not None:
+            recording.launched(slot)
+        return slot
 
-    def _after(self, pending: dict[int, Slot]) -> Callable[[Any], None]:
+    def _after(self, pending: Pending) -> Callable[[Any], None]:
         session = self._session
 
         def after(call: Any) -> None:
+            slot = pending.pop(get_ident(), None)
             recording = session.recording
-            if recording is None or not pending:
+            if slot is None or recording is None:
                 return
             try:
-                slot = pending.pop(call.op_id, None)
                 work = call.work
-                if slot is not None and work is not None:
+                if work is not None:
                     work.get_future().add_done_callback(recording.ender(slot))
             except RuntimeError:
                 # Sends, receives and barriers of some backends have no future: their end stays unknown.
