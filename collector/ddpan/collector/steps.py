@@ -53,7 +53,9 @@ class ModuleState:
         row: the current forward's record, None before the first forward or where it was dropped.
         forward_end_ns: end of the current forward, 0 while it runs.
         selected: whether the current step is recorded.
-        optimizer_begun: whether an optimizer has stepped since the current forward.
+        optimizer_begun: whether an optimizer has begun since the current forward.
+        optimizer_open: whether the current row's optimizer has begun and not ended.
+        stepping: whether an optimizer is in its ``step()``, which may run forward and backward itself.
         synced: whether the current forward's backward reduces gradients.
         armed: a backward that reduces is due: its next launches are this module's buckets.
         next_bucket: index of the bucket to be launched next.
@@ -83,6 +85,8 @@ class ModuleState:
     started: bool = False
     selected: bool = True
     optimizer_begun: bool = False
+    optimizer_open: bool = False
+    stepping: bool = False
     synced: bool = False
     finished: bool = False
     row: Slot | None = None
@@ -177,6 +181,9 @@ class StepRecorder:
     def begin_forward(self, state: ModuleState, *, synced: bool) -> None:
         """A forward with gradients enabled begins."""
         start_ns = now_ns()
+        if state.optimizer_open:
+            self._set(state, _OPTIMIZER_END, start_ns)
+            state.optimizer_open = False
         if state.finished:
             state.step += 1
             state.micro_batch = 0
@@ -247,6 +254,8 @@ class StepRecorder:
         self._set(state, _BACKWARD_END, end_ns)
         state.armed = False
         state.finished = True
+        if state.stepping:
+            self._open_optimizer(state, end_ns)
         if not state.on_device:
             self._end_buckets(state, end_ns)
             if state.ready_of_buckets:
@@ -254,19 +263,28 @@ class StepRecorder:
             keep_collectives(state.slots)
 
     def begin_optimizer(self, state: ModuleState) -> None:
-        """An optimizer that holds parameters of the module begins to step; of several in one step the first counts."""
+        """An optimizer that holds parameters of the module begins to step; of several in one step the first counts.
+
+        One that was given a closure runs forward and backward within its step, maybe several times: its own work
+        begins where a backward ends, and ends where the next forward begins.
+        """
+        state.stepping = True
         if not state.synced:
             return
         # Where the reducer tells no end, as when every gradient's all-reduce is delayed, this ends the step.
         state.finished = True
-        if not state.optimizer_begun:
-            state.optimizer_begun = True
-            self._set(state, _OPTIMIZER_START, now_ns())
+        self._open_optimizer(state, now_ns())
 
     def end_optimizer(self, state: ModuleState) -> None:
         """An optimizer that holds parameters of the module has stepped; of several in one step the last counts."""
+        state.stepping = state.optimizer_open = False
         if state.optimizer_begun:
             self._set(state, _OPTIMIZER_END, now_ns())
+
+    def _open_optimizer(self, state: ModuleState, start_ns: int) -> None:
+        if not state.optimizer_begun:
+            state.optimizer_begun = state.optimizer_open = True
+            self._set(state, _OPTIMIZER_START, start_ns)
 
     def rows_closed(self, segment: Segment) -> bool:
         """Whether no module's current row lies in ``segment``, and no row there waits for a time of the device."""

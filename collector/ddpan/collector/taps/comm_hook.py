@@ -124,11 +124,13 @@ class BucketHook:
 
     def _announce(self, bucket: GradBucket, state: Any, hook: Callable[..., Any]) -> torch.futures.Future[torch.Tensor]:
         """Run the user's hook; the first collective that it issues is recorded as the bucket's."""
-        self._enter(bucket)
+        entered = self._enter(bucket)
         try:
             future: torch.futures.Future[torch.Tensor] = hook(state, bucket)
         finally:
             self._modules.in_hook = None
+        if entered is not None and (bucket.is_last() or entered.skips_buckets):
+            self._session.guard(self._modules.follow_backward)(entered)
         return future
 
     def _state(self) -> ModuleState | None:
@@ -167,16 +169,18 @@ class BucketHook:
             self._session.failed(error)
             return None
 
-    def _enter(self, bucket: GradBucket) -> None:
+    def _enter(self, bucket: GradBucket) -> ModuleState | None:
+        """Announce the bucket; the module whose it is, if its backward is followed."""
         try:
             state = self._state()
-            if state is not None and state.armed:
-                state.next_bucket = max(bucket.index(), state.next_bucket)
-                self._modules.in_hook = state
-                if bucket.is_last() or state.skips_buckets:
-                    self._modules.follow_backward(state)
+            if state is None or not state.armed:
+                return None
+            state.next_bucket = max(bucket.index(), state.next_bucket)
+            self._modules.in_hook = state
         except Exception as error:
             self._session.failed(error)
+            return None
+        return state
 
 
 def _first(done: torch.futures.Future[Any]) -> torch.Tensor:

@@ -35,6 +35,7 @@ class Modules:
         armed: modules whose backward is due, in the order of their latest forwards.
         in_hook: the module whose hook, the user's, is running: its next collective is that of the module's next bucket.
         told_by_size: whether buckets are told by their size until their addresses are known.
+        stepping: the optimizer that is in its ``step()``, if any.
     """
 
     def __init__(self, session: Session) -> None:
@@ -46,6 +47,7 @@ class Modules:
         self.armed: list[ModuleState] = []
         self.in_hook: ModuleState | None = None
         self.told_by_size = False
+        self.stepping: weakref.ref[torch.optim.Optimizer] | None = None
 
     def forget(self) -> None:
         """Forget all modules: their numbers belong to a recording."""
@@ -167,10 +169,17 @@ class Modules:
         state.skips_buckets = bool(getattr(ddp, "skip_all_reduce_unused_params", False))
         state.ends_compute = self._ends_compute(state, weakref.ref(ddp), recording.steps)
         self._states[id(ddp)] = state
+        for parameter in ddp.module.parameters():
+            # Also those that DDP leaves to others to reduce, such as delayed ones, unless they are of another module.
+            self._by_parameter.setdefault(id(parameter), state)
         self._by_parameter.update((id(parameter), state) for _, parameter in named)
         self._by_optimizer.clear()
         weakref.finalize(ddp, self._drop, id(ddp))
         recording.add_module(state.number, describe_module(ddp, group=group, comm_hook=self._user_hooks.get(ddp)))
+        optimizer = None if self.stepping is None else self.stepping()
+        if optimizer is not None and state in self.of_optimizer(optimizer):
+            # The optimizer was given a closure, and this is the first forward in it.
+            recording.steps.begin_optimizer(state)
         return state
 
     def _drop(self, key: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,6 +51,32 @@ _POSITIONS: Final = {
 """Position of the input among the positional arguments, where it is not the first."""
 
 
+class _Thread(threading.local):
+    """About the thread that asks.
+
+    Attributes:
+        is_foreign: whether Python did not start it.
+    """
+
+    def __init__(self) -> None:
+        ident = threading.get_ident()
+        known = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
+        self.is_foreign = all(thread.ident != ident for thread in known)
+
+
+_thread: Final = _Thread()
+
+
+def _in_callback() -> bool:
+    """Whether this is a callback of the backend, on a thread of its own.
+
+    What it issues belongs to a collective that is recorded already, such as a bucket whose hook goes on in it. On
+    another rank the same callback may run at once, inside that collective; counted in one place and not in the other,
+    it would shift the numbers of all collectives behind it. The threads of the autograd engine are no callbacks.
+    """
+    return _thread.is_foreign and torch._C._current_graph_task_id() == -1
+
+
 def install(session: Session, patches: Patches) -> None:
     """Wrap each collective in both modules that hold it."""
     for name, (op, inputs) in _FUNCTIONS.items():
@@ -68,7 +95,7 @@ def _wrapper(
             if torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             inside = session.inside
-            if session.recording is None or inside.depth:
+            if session.recording is None or inside.depth or _in_callback():
                 return original(*args, **kwargs)
             begun = _begin(session, OP_CODES[op], _payload(inputs, position, args, kwargs), _group(name, args, kwargs))
             inside.depth += 1

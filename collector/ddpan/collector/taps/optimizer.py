@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,12 @@ def install(session: Session, modules: Modules) -> Callable[[], None]:
 
     def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
+            modules.stepping = weakref.ref(optimizer)
             begun(optimizer)
 
     def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
+            modules.stepping = None
             ended(optimizer)
 
     handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
