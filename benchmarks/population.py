@@ -31,9 +31,10 @@ twenty steps, is one of two or three independent fluctuations of its own size. T
 - acting in all steps or in a stretch: the delay, averaged over the steps inside and outside, is eight times its own
   standard error: sigma * sqrt(t / inside + t / outside). Eight is what an error of 1 % over all ranks and all possible
   stretches (about 5), and being right in 99 % (2.3), add up to;
-- now and then, or in turn: a single step tells, so the delay is six standard deviations of the noise, and it acts
-  at least twelve times, since a fair coin falls twelve times on one side in 1 of 4,096 tries. In turn, it needs three
-  ranks to tell from a persistent one.
+- now and then, or in turn: a single step tells, so the delay is six standard deviations of the noise, and it acts in
+  at least twelve steps that can be compared (where rows are lost, twelve even if two standard deviations more of them
+  are than to be expected), since a fair coin falls twelve times on one side in 1 of 4,096 tries. In turn, it needs
+  three ranks to tell from a persistent one.
 
 All other runs are judged too: there a rank may be named or not, but not a wrong one.
 """
@@ -204,8 +205,8 @@ def _transient(random: np.random.Generator, scenario: Scenario, faults: list[Fau
 
 
 def _intermittent(random: np.random.Generator, scenario: Scenario, faults: list[Fault]) -> Timed:
-    share = random.uniform(0.05, 0.35)
-    return [replace(fault, share=share) for fault in faults], share * scenario.steps
+    hit = np.flatnonzero(random.random(scenario.steps) < random.uniform(0.05, 0.35)).tolist()
+    return [replace(fault, first_step=s, end_step=s + 1) for fault in faults for s in hit], float(len(hit))
 
 
 def _rotating(random: np.random.Generator, scenario: Scenario, faults: list[Fault]) -> Timed:
@@ -230,7 +231,8 @@ def _visible(kind: Kind, scenario: Scenario, noise: _Noise, size: float, inside:
     if steps < 50 or steps < 30 * noise.memory or size * inside / steps < 0.01:
         return False
     if kind in ("intermittent", "rotating"):
-        return inside >= 12 and size >= 6 * noise.sigma
+        surely = inside - 2 * math.sqrt(inside * (1 - known))
+        return surely >= 12 and size >= 6 * noise.sigma
     outside = steps - inside
     error = math.sqrt(noise.memory / inside + (noise.memory / outside if outside > 0 else 0.0))
     return size >= 8 * noise.sigma * error

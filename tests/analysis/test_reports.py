@@ -32,6 +32,17 @@ SCENARIOS: Mapping[str, tuple[Scenario, dict[str, Any]]] = {
     "healthy": (Scenario(noise=0.02), {}),
     "slow": (SLOW, {}),
     "many": (replace(SLOW, ranks=24, buckets=20, steps=40), {}),
+    "changing": (
+        Scenario(
+            steps=240,
+            noise=0.02,
+            faults=(
+                *(Fault(rank=rank, cause="forward", delay_ns=12 * MS, first_step=120) for rank in range(4)),
+                Fault(rank=3, cause="data", delay_ns=5 * MS, first_step=60, end_step=180),
+            ),
+        ),
+        {},
+    ),
     "accumulating": (replace(SLOW, micro_batches=3, steps=40), {}),
     "alone": (Scenario(ranks=1, steps=40), {}),
     "short": (Scenario(steps=5), {}),
@@ -54,6 +65,7 @@ def summaries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Summary]:
         hosts={HOSTILE: (0, 1, 2), "plain": (3,)},
         problems=problems,
         stragglers=replace(slow.stragglers, ranks=ranks),
+        changes=found["changing"].changes,
     )
     nan = slow.stragglers.ranks.with_columns(delay_ns=pl.lit(math.nan), wait_ns=pl.lit(math.inf))
     found["not finite"] = replace(slow, stragglers=replace(slow.stragglers, ranks=nan))
@@ -227,6 +239,17 @@ class TestAnswer:
         assert re.match(r"Where the time of a step goes: 5\d % backward from the first gradient bucket on, 2\d %", time)
         assert step.startswith("Next: ")
 
+    def test_nobody_is_slow_but_the_step_time_rose(self, summaries: dict[str, Summary]) -> None:
+        changing, verdict = summaries["changing"], Verdict(kind="none", reason="", module=0, steps=238)
+        changed = replace(changing, stragglers=replace(changing.stragglers, verdict=verdict, named=()))
+        _, time, step = answer(changed)
+        assert re.match(
+            r"The step time rose from 7\d\.\d to 8\d\.\d ms at step 120 \(95 % interval of the change 1\d\.\d to "
+            r"1\d\.\d ms\), for all ranks alike\. Where the time of a step goes: ",
+            time,
+        )
+        assert step.startswith("Next: look for what changed for all ranks at step 120")
+
     @pytest.mark.parametrize(
         ("part", "advice"),
         [
@@ -301,7 +324,16 @@ class TestText:
 
     def test_sections_stand_in_order(self, summary: Summary) -> None:
         titles = [line for line in console.render(summary).splitlines()[5:] if re.match(r"[A-Z]", line)]
-        heads = ["Run", "Time of a step", "Statistics", "Overlap", "Ranks", "Buckets", "Data quality"]
+        heads = [
+            "Run",
+            "Time of a step",
+            "Changes during the run",
+            "Statistics",
+            "Overlap",
+            "Ranks",
+            "Buckets",
+            "Data quality",
+        ]
         assert [re.split(r"[ ,]*[(,]", title)[0] for title in titles] == heads[-len(titles) :]
 
     def test_many_ranks_are_cut_to_the_latest_and_the_median(self, summaries: dict[str, Summary]) -> None:
@@ -338,9 +370,43 @@ class TestText:
         assert [line.split()[0] for line in table[2:20]] == ["0"] * 9 + ["1"] * 9
         assert table[20].startswith("  32 more ranks")
 
+    def test_changes_are_told_in_the_order_of_the_steps(self, summaries: dict[str, Summary]) -> None:
+        section = console.render(summaries["changing"]).partition("\nChanges during the run\n")[2].split("\n\n")[0]
+        told = [re.sub(r"(\d+)\.\d+", r"\1", line.strip()) for line in section.splitlines()]
+        sure = r" \(95 % interval of the change \d+ to \d+ ms\)\."
+        expected = [
+            r"- The step time rose from 69 to 7[34] ms at step 60",
+            r"- Rank 3 fell behind the other ranks by [45] ms at step 60",
+            r"- The step time rose from 7[34] to 8[56] ms at step 120",
+            r"- The step time fell from 8[56] to 8[01] ms at step 180",
+            r"- Rank 3 caught up with the other ranks by [45] ms at step 180",
+        ]
+        assert len(told) == len(expected)
+        for line, pattern in zip(told, expected, strict=True):
+            assert re.fullmatch(pattern + sure, line)
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("slow", "Neither the step time nor the lateness of any rank went to another level."),
+            ("short", "No change can be found: 3 comparable steps outside warm-up are too few: a change needs 64."),
+        ],
+    )
+    def test_no_changes(self, summaries: dict[str, Summary], name: str, text: str) -> None:
+        assert f"\nChanges during the run\n  {text}\n" in console.render(summaries[name])
+
+    def test_many_changes_are_cut(self, summaries: dict[str, Summary]) -> None:
+        changing = summaries["changing"].changes
+        many = replace(changing, changes=pl.concat([changing.changes] * 4))
+        text = console.render(replace(summaries["changing"], changes=many))
+        section = text.partition("\nChanges during the run\n")[2].split("\n\n")[0].splitlines()
+        assert section[-1] == "  - and 10 smaller ones; --format json lists all."
+        assert len(section) == 11
+        assert not any("Rank" in line for line in section), "the step time comes first"
+
     def test_many_problems_are_cut(self, summaries: dict[str, Summary]) -> None:
         lines = console.render(summaries["hostile"]).splitlines()
-        assert sum(line.startswith("  - Rank") for line in lines) == 10
+        assert sum(line.startswith("  - Rank") for line in lines[lines.index("Data quality") :]) == 10
         assert lines[-1] == "  - and 30 more like these; --format json lists all."
 
     def test_numbers_are_those_of_the_results(self, summaries: dict[str, Summary]) -> None:
@@ -378,6 +444,9 @@ def documented(title: str) -> set[str]:
     return {key for row in rows for key in re.findall(r"`(\w+)`", row)}
 
 
+NO_TABLES = {"run", "verdict", "answer", "overlap_reason", "changes_reason"}
+
+
 class TestJson:
     def test_every_key_is_documented_and_no_other(self, summary: Summary) -> None:
         report = parse(summary)
@@ -385,7 +454,7 @@ class TestJson:
         for title in ("verdict", "run"):
             assert report[title].keys() == documented(title)
 
-    @pytest.mark.parametrize("table", sorted(documented("The object") - {"run", "verdict", "answer", "overlap_reason"}))
+    @pytest.mark.parametrize("table", sorted(documented("The object") - NO_TABLES))
     def test_every_column_is_documented_and_no_other(self, summaries: dict[str, Summary], table: str) -> None:
         if table.endswith("_version"):
             return

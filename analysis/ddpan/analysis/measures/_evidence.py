@@ -66,7 +66,8 @@ class Evidence:
         blocks_ns: median lateness in each block, shape (blocks, ranks).
         late_p_values: chance of a rank being so often the late one if all were alike, adjusted for the number of ranks
             and of tests, shape (ranks,).
-        p_values: the smallest of this and those of the tests for a steady delay and for a stretch, shape (ranks,).
+        stretch_p_values: chance of so raised a stretch, adjusted likewise.
+        p_values: the smallest of these and of that of the test for a steady delay, shape (ranks,).
     """
 
     arrival_ns: Matrix
@@ -78,6 +79,7 @@ class Evidence:
     edges: npt.NDArray[np.intp]
     blocks_ns: Matrix
     late_p_values: Matrix
+    stretch_p_values: Matrix
     p_values: Matrix
 
     @property
@@ -125,12 +127,18 @@ class Evidence:
         typical = np.stack([one for one, _ in chosen])
         values = values_ns[steps]
         differences = np.where(typical >= 0, values[:, ranks, None] - values[:, typical], np.nan)
-        edges = block_edges(len(values), self.correlation, most=_INTERVAL_BLOCKS)
+        edges = block_edges(len(values), self._correlation_within(steps), most=_INTERVAL_BLOCKS)
         blocks = block_medians(differences.reshape(len(values), -1), edges).reshape(-1, *typical.shape)
         means = row_means(blocks.reshape(-1, typical.shape[1])).reshape(-1, len(ranks))
         by_reference = row_means(blocks.reshape(len(blocks), -1).T).reshape(typical.shape)
         unseen = np.array([share for _, share in chosen])
         return mean_interval(means, chosen=by_reference, unseen=unseen)
+
+    def _correlation_within(self, steps: npt.NDArray[np.bool_]) -> float:
+        """Correlation time counted in the given steps alone: those apart from each other have forgotten more."""
+        chosen = np.flatnonzero(steps)
+        density = len(chosen) / (chosen[-1] - chosen[0] + 1) if len(chosen) else 1.0
+        return max(1.0, self.correlation * density)
 
     def _typical(self, rank: int) -> tuple[npt.NDArray[np.intp], float]:
         """The ranks that this one is measured against.
@@ -191,7 +199,8 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
     blocks = block_medians(excess, edges)
     # Half of the error that is allowed goes to the test for a steady delay, a quarter to late steps and to a stretch.
     late = np.minimum(1.0, 4 * comparisons * late_p_values(excess > late_ns, edges))
-    others = comparisons * np.minimum(2 * place_p_values(blocks), 4 * _stretch_p_values(blocks, noises))
+    stretch = np.minimum(1.0, 4 * comparisons * _stretch_p_values(blocks, noises))
+    place = 2 * comparisons * place_p_values(blocks)
     return Evidence(
         arrival_ns=arrival_ns,
         excess_ns=excess,
@@ -202,7 +211,8 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
         edges=edges,
         blocks_ns=blocks,
         late_p_values=late,
-        p_values=np.minimum(late, others),
+        stretch_p_values=stretch,
+        p_values=np.minimum(place, np.minimum(late, stretch)),
     )
 
 

@@ -20,10 +20,10 @@ _WINSOR_SIGMAS: Final = 3.0
 _LEAST_EXPLAINED: Final = 0.1
 """Share of the variance below which a change does no harm."""
 
-_PENALTY: Final = 3.0
-"""Times the logarithm of the number of steps: for the two ends of a stretch, which were looked for, and its level."""
-
 _SCALE_ITERATIONS: Final = 8
+
+_TOLERANCE: Final = 1.3
+"""Times the usual noise that a rank's own must exceed, as estimated from few steps, to count as larger."""
 
 _TENTH_TO_THIRD: Final = 0.7572
 """Distance of the quantiles of 10 and 30 % of the normal distribution, in standard deviations."""
@@ -47,8 +47,12 @@ def without_levels(excess: Matrix) -> Matrix:
             continue
         values = residuals[known, rank]
         first, end = np.searchsorted(known, [edges[stretches.first[rank]], edges[stretches.end[rank]]])
-        levelled = _levelled(values, *refine(values, int(first), int(end), len(values) // _BLOCKS))
-        if _misfit(levelled) + _PENALTY * np.log(len(values)) < _misfit(values):
+        first, end = refine(values, int(first), int(end), len(values) // _BLOCKS)
+        levelled = _levelled(values, first, end)
+        # Half the logarithm of the number of steps for a level, and a whole one for each end that was looked for, as in
+        # the modified information criterion of Zhang and Siegmund (2007).
+        looked_for = (first > 0) + (end < len(values))
+        if _misfit(levelled) + (0.5 + looked_for) * np.log(len(values)) < _misfit(values):
             residuals[known, rank] = levelled
     return np.asarray(residuals)
 
@@ -57,7 +61,7 @@ def quiet_noises(residuals: Matrix) -> Matrix:
     """Standard deviation of each rank's noise apart from steps in which it, or another, is late now and then.
 
     Late steps widen the upper side of a rank's own lateness, and the lower side of that of the others, against whom
-    it is measured. So each rank is measured by its lower side, or by what is usual if that is larger.
+    it is measured. So each rank is measured by what is usual, or by its lower side if that is clearly larger.
 
     Returns:
         shape (ranks,).
@@ -65,7 +69,7 @@ def quiet_noises(residuals: Matrix) -> Matrix:
     whole = np.nan_to_num(MAD_TO_SIGMA * median(np.abs(residuals)))
     below, above = (_side_noises(side) for side in (residuals, -residuals))
     usual = float(np.median(np.minimum(whole, np.minimum(below, above))))
-    return np.maximum(below, max(usual, 1.0))
+    return np.maximum(below / _TOLERANCE, max(usual, 1.0))
 
 
 def _side_noises(residuals: Matrix) -> Matrix:

@@ -15,8 +15,9 @@ from ._stretch import change_p_values, find_stretches, refine
 __all__ = ["Pattern", "find_pattern", "is_rotating"]
 
 _OUTSIDE_SHARE: Final = 1 / 3
+_OFTEN: Final = 2.0
 _QUARTILE_SIGMAS: Final = 1.5
-_CLEAR_OF_LIMIT: Final = 5 / 3
+_CLEAR_OF_LIMIT: Final = 4 / 3
 _ROTATING_SIGMAS: Final = 3.0
 _ROTATING_SHARE: Final = 0.5
 
@@ -72,6 +73,8 @@ def is_rotating(evidence: Evidence) -> bool:
 
 def _stretch(evidence: Evidence, rank: int) -> Pattern | None:
     """One stretch of slow steps, to the end or not, with steps outside it that are not slow."""
+    if min(evidence.stretch_p_values[rank], evidence.late_p_values[rank]) >= SIGNIFICANCE:
+        return None
     blocks = evidence.blocks_ns[:, [rank]]
     found = find_stretches(blocks, shortest=SHORTEST_STRETCH)
     if found is None or change_p_values(len(blocks), found)[0] >= SIGNIFICANCE:
@@ -118,7 +121,18 @@ def _intermittent(evidence: Evidence, rank: int) -> Pattern | None:
     # What the rank loses in its late steps must explain that it is slow, not a delay in all the others.
     healthy = float(median(excess[~late])) < max(evidence.smallest_ns, cost_ns) / 2
     costly = cost_ns > evidence.smallest_ns / 2
-    return pattern if costly and clear and healthy and _matters(evidence, rank, pattern) else None
+    own = clear and costly and healthy and _more_often_late(evidence, rank, pattern)
+    return pattern if own and _matters(evidence, rank, pattern) else None
+
+
+def _more_often_late(evidence: Evidence, rank: int, pattern: Pattern) -> bool:
+    """Whether the rank exceeds half its delay at least twice as often as the others usually do.
+
+    Where ranks are late in turn, small differences between them can be significant and mean nothing.
+    """
+    known = ~np.isnan(evidence.excess_ns)
+    late = np.sum(evidence.excess_ns > pattern.delay_ns / 2, axis=0) / np.maximum(known.sum(axis=0), 1)
+    return bool(late[rank] >= _OFTEN * np.median(np.delete(late, rank)))
 
 
 def _healthy(evidence: Evidence, rank: int, steps: npt.NDArray[np.bool_], pattern: Pattern) -> bool:

@@ -11,6 +11,7 @@ import polars as pl
 
 from ..run import Problem, Run, RunInfo
 from ._own_time import own_time
+from .changes import ChangePoints, change_points
 from .facts import WARMUP_STEPS, Facts, facts
 from .overlap import Overlap, overlap
 from .statistics import Statistics, statistics
@@ -61,6 +62,7 @@ class Summary:
         statistics: windows of PyTorch's DDP logger.
         overlap: communication and computation.
         stragglers: ranks against each other, and the verdict.
+        changes: the steps at which the step time, or the lateness of a rank, goes to another level.
     """
 
     run: RunInfo
@@ -77,6 +79,7 @@ class Summary:
     statistics: Statistics
     overlap: Overlap
     stragglers: Stragglers
+    changes: ChangePoints
 
 
 def summarize(run: Run, *, progress: Callable[[float], None] | None = None) -> Summary:
@@ -108,6 +111,7 @@ def summarize(run: Run, *, progress: Callable[[float], None] | None = None) -> S
         statistics=statistics(run),
         overlap=overlap(run),
         stragglers=stragglers(run),
+        changes=change_points(run),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ._changes import largest_step_time_change, step_time_clause
 from ._sections import printable
 from ._units import duration, hours, interval, percent, plural, rank_list
 
@@ -68,6 +69,13 @@ _LEVER: Final = {
     "optimizer": "the optimizer takes much of the step on all ranks: try its fused=True or foreach=True.",
     "other": "code outside forward, backward and optimizer takes much of the step: logging, .item(), evaluation.",
 }
+_RISE: Final = (
+    "look for what changed for all ranks at step {step}: longer batches, a stage of a training schedule, evaluation or "
+    "saving, warm devices, other work on the same hosts."
+)
+_RISE_SHARE: Final = 0.05
+"""Growth of the step time from which it is what to look at next."""
+
 _LEVER_SHARE: Final = 0.1
 _LEVER_SHARES: Final = {"transfer": 0.05}
 """Share of the step from which a part is worth a word: of those that are not here, the one above."""
@@ -208,10 +216,22 @@ def _time(summary: Summary, verdict: Verdict) -> str:
     if not parts:
         return ""
     large = [f"{percent(share)} {PARTS[part]}" for part, share in parts[:_MOST_PARTS]]
-    return f"Where the time of a step goes: {', '.join(large)}."
+    return f"{_changed(summary, verdict)}Where the time of a step goes: {', '.join(large)}."
+
+
+def _changed(summary: Summary, verdict: Verdict) -> str:
+    change = largest_step_time_change(summary.changes, verdict.module)
+    if change is None:
+        return ""
+    alike = ", for all ranks alike" if verdict.kind == "none" else ""
+    clause = step_time_clause(change)
+    return f"{clause[0].upper()}{clause[1:]}{alike}. "
 
 
 def _lever(summary: Summary, verdict: Verdict) -> str:
+    change = largest_step_time_change(summary.changes, verdict.module)
+    if change is not None and change["change_ns"] > _RISE_SHARE * change["before_ns"]:
+        return f"Next: {_RISE.format(step=change['step'])}"
     for part, share in _shares(summary, verdict):
         if part in _LEVER and share >= _LEVER_SHARES.get(part, _LEVER_SHARE):
             return f"Next: {_LEVER[part].format(bucket=_exposed_bucket(summary, verdict))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ._changes import changes_section
 from ._lateness import buckets_section, ranks_section
 from ._overview import quality_section, run_section
 from ._timing import overlap_section, split_section, statistics_section
@@ -22,6 +23,7 @@ def sections(summary: Summary) -> tuple[Section, ...]:
     found = (
         run_section(summary),
         split_section(summary),
+        changes_section(summary),
         statistics_section(summary),
         overlap_section(summary),
         ranks_section(summary),

@@ -60,6 +60,7 @@ def tables(summary: Summary) -> dict[str, list[Record]]:
         "overlap_by_bucket": summary.overlap.buckets,
         "ranks": summary.stragglers.ranks,
         "buckets": summary.stragglers.buckets,
+        "changes": summary.changes.changes,
         "gaps": summary.gaps,
     }
     problems = [asdict(problem) for problem in summary.problems]

@@ -21,6 +21,9 @@ _KEYS: Final = ("module", "layout", "rank", "bucket")
 _NAMES: Final = ("window", "part")
 """What tells rows of a table apart beside `_KEYS`; it goes to the column ``item``."""
 
+_NUMBERED: Final = ("changes", "problems")
+"""Tables whose rows only their position tells apart."""
+
 Row = tuple[Any, ...]
 
 COLUMNS: Final = ("table", *_KEYS, "item", "metric", "value")
@@ -61,7 +64,7 @@ def _rows(summary: Summary) -> Iterator[Row]:
         # The rank of a bucket is a result: the one that is late at it.
         keys = tuple(key for key in (*_KEYS, *_NAMES) if (table, key) != ("buckets", "rank"))
         for number, record in enumerate(records):
-            item = next((record[name] for name in _NAMES if name in record), number if table == "problems" else "")
+            item = next((record[name] for name in _NAMES if name in record), number if table in _NUMBERED else "")
             yield from _melted(table, item, record, keys=keys)
 
 

@@ -25,6 +25,7 @@ def render(summary: Summary) -> str:
         "named": [verdict_record(verdict) for verdict in summary.stragglers.named],
         "run": run_record(summary),
         "overlap_reason": summary.overlap.reason,
+        "changes_reason": summary.changes.reason,
         **tables(summary),
     }
     return _dumped(report)
