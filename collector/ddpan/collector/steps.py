@@ -228,7 +228,7 @@ class StepRecorder:
         """All gradients of the backward are ready."""
         self._set(state, _COMPUTE_END, now_ns())
 
-    def end_backward(self, state: ModuleState, ddp: DistributedDataParallel) -> None:
+    def end_backward(self, state: ModuleState, ddp: DistributedDataParallel | None = None) -> None:
         """All buckets are reduced and copied back: the step's backward is over."""
         end_ns = now_ns()
         self._set(state, _BACKWARD_END, end_ns)
@@ -236,7 +236,7 @@ class StepRecorder:
             self._end_buckets(state, end_ns)
         state.armed = False
         state.finished = True
-        if state.ready_of_buckets and not state.on_device:
+        if ddp is not None and state.ready_of_buckets and not state.on_device:
             self._fill_ready(state, ddp)
 
     def begin_optimizer(self, state: ModuleState) -> None:

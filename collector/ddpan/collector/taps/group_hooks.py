@@ -10,10 +10,10 @@ from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup
 
 from ..clock import now_ns
-from ..collectives import OP_CODES
+from ..collectives import BETWEEN_TWO, OP_CODES
 from ..segments import Slot
 from .buckets import Buckets
-from .payload import payload_bytes
+from .others import Others
 
 if TYPE_CHECKING:
     from ..recording import Recording
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupHooks", "available"]
 
+RECV: Final = OP_CODES["recv"]
 HOOK_ID: Final = 0xDD9A
 _NAMES: Final = {
     "ALLREDUCE": "all_reduce",
@@ -33,9 +34,10 @@ _NAMES: Final = {
     "BARRIER": "barrier",
     "GATHER": "gather",
     "SCATTER": "scatter",
+    "SEND": "send",
+    "RECV": "recv",
 }
-_BETWEEN_TWO: Final = ("SEND", "RECV")
-"""What concerns two ranks of the group would shift the count of the collectives on these two against the others'."""
+_NO_COLLECTIVES: Final = ("SPLIT", "NEW_WINDOW")
 
 
 def available() -> bool:
@@ -50,11 +52,12 @@ def _hook_ops() -> dict[str, Any]:
 class GroupHooks:
     """Hooks on every process group of the recording."""
 
-    def __init__(self, session: Session, modules: Modules) -> None:
+    def __init__(self, session: Session, modules: Modules, others: Others) -> None:
         self._session = session
         self._modules = modules
+        self._others = others
         self._ops = {
-            value: None if name in _BETWEEN_TWO else OP_CODES[_NAMES.get(name, "unknown")]
+            value: None if name in _NO_COLLECTIVES else OP_CODES[_NAMES.get(name, "unknown")]
             for name, value in _hook_ops().items()
         }
         self._all_reduce = _hook_ops()["ALLREDUCE"]
@@ -64,8 +67,9 @@ class GroupHooks:
     def attach(self, group: Any) -> None:
         """Listen to a group."""
         pending: dict[int, Slot] = {}
-        group.register_pre_hook(HOOK_ID, self._before(group, pending))
-        group.register_post_hook(HOOK_ID, self._after(pending))
+        others: dict[int, Slot] = {}
+        group.register_pre_hook(HOOK_ID, self._before(group, pending, others))
+        group.register_post_hook(HOOK_ID, self._after(pending, others))
         self._attached.append(group)
 
     def detach(self, group: Any) -> None:
@@ -80,8 +84,9 @@ class GroupHooks:
         for group in list(self._attached):
             self.detach(group)
 
-    def _before(self, group: ProcessGroup, pending: dict[int, Slot]) -> Callable[[Any], None]:
+    def _before(self, group: ProcessGroup, pending: dict[int, Slot], others: dict[int, Slot]) -> Callable[[Any], None]:
         session, modules = self._session, self._modules
+        launch_other = self._others.launch
         armed, find = modules.armed, self._buckets.find
         ops, all_reduce = self._ops, self._all_reduce
 
@@ -101,16 +106,14 @@ class GroupHooks:
                     op = ops[name]
                     if op is None:
                         return
-                    slot = recording.collectives.launch(
-                        session.group_number(group), op, payload_bytes(tensors), launch_ns
-                    )
+                    slot = launch_other(recording, group, op, call.output_tensors if op == RECV else tensors, launch_ns)
                     if slot is not None:
-                        recording.launched(slot)
-                else:
-                    state, index, size = bucket
-                    slot = modules.launch(state, recording, index, size, launch_ns)
-                    if state.all_launched:
-                        modules.follow_backward(state)
+                        others[call.op_id] = slot
+                    return
+                state, index, size = bucket
+                slot = modules.launch(state, recording, index, size, launch_ns)
+                if state.all_launched:
+                    modules.follow_backward(state)
                 if slot is not None:
                     pending[call.op_id] = slot
             except Exception as error:
@@ -120,23 +123,27 @@ class GroupHooks:
 
     def _skip(self, call: Any, group: ProcessGroup, recording: Recording) -> None:
         """Count a collective that is not recorded."""
-        if self._ops[call.name] is not None:
+        op = self._ops[call.name]
+        if op is not None and op not in BETWEEN_TWO:
             recording.collectives.skip(self._session.group_number(group))
 
-    def _after(self, pending: dict[int, Slot]) -> Callable[[Any], None]:
-        session = self._session
+    def _after(self, pending: dict[int, Slot], others: dict[int, Slot]) -> Callable[[Any], None]:
+        session, issued = self._session, self._others.issued
 
         def after(call: Any) -> None:
             recording = session.recording
-            if recording is None or not pending:
+            if recording is None or not (pending or others):
                 return
             try:
                 slot = pending.pop(call.op_id, None)
                 work = call.work
-                if slot is not None and work is not None:
-                    work.get_future().add_done_callback(recording.ender(slot))
+                if slot is not None:
+                    if work is not None:
+                        work.get_future().add_done_callback(recording.ender(slot))
+                elif (other := others.pop(call.op_id, None)) is not None and work is not None:
+                    issued(recording, other, work)
             except RuntimeError:
-                # Sends, receives and barriers of some backends have no future: their end stays unknown.
+                # Works of some backends have no future: their end stays unknown.
                 return
             except Exception as error:
                 session.failed(error)
