@@ -39,6 +39,7 @@ class Recorder:
             spool,
             metadata=metadata,
             closed_rows=lambda segment: segment not in self.open_rows,
+            keep=lambda: None,
             retention=None,
             clock=clock,
             wake=wake,

@@ -27,6 +27,7 @@ from ddpan.collector.schema import (
     OPS,
     STEP_RECORD,
     TABLES,
+    WAITED,
     Metadata,
     SpoolError,
     columns,
@@ -88,12 +89,13 @@ collectives = st.fixed_dictionaries(
         "launch_ns": monotonic,
         "start_ns": nullable(monotonic),
         "end_ns": nullable(monotonic),
+        "wait_start_ns": nullable(monotonic),
     }
-)
+).map(lambda row: row if row["wait_start_ns"] is None else {**row, "ready_ns": None})
 ABSENT = {"module": NONE16, "bucket": NONE16, "layout": NONE16, "step": NONE32}
 TIMES = {
     "steps": [name for name in STEP_RECORD.names or () if name.endswith("_ns") and name != "data_wait_ns"],
-    "collectives": ["ready_ns", "launch_ns", "start_ns", "end_ns"],
+    "collectives": ["ready_ns", "launch_ns", "start_ns", "end_ns", "wait_start_ns"],
 }
 
 
@@ -102,6 +104,12 @@ def records_of(table: str, rows: list[Row]) -> npt.NDArray[np.void]:
     records = np.zeros(len(rows), RECORDS[table])
     for record, row in zip(records, rows, strict=True):
         for name, value in row.items():
+            if name == "wait_start_ns":
+                if value is not None:
+                    record["ready_ns"], record["flags"] = value, WAITED
+                continue
+            if name == "ready_ns" and row.get("wait_start_ns") is not None:
+                continue
             record[name] = OPS.index(value) if name == "op" else ABSENT.get(name, 0) if value is None else value
         record["commit"] = 1
     return records

@@ -26,6 +26,9 @@ _TYPES: Final[dict[str, Any]] = {
     "enum": _OP,
 }
 
+_ADDED: Final = frozenset({"wait_start_ns"})
+"""Columns that logs of an older recorder lack."""
+
 _MAGIC: Final = b"PAR1"
 
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
@@ -119,8 +122,14 @@ def _current(path: Path, table: str) -> Path:
 
 
 def _scan_parts(paths: Sequence[Path], table: str, columns: Sequence[str] | None) -> pl.LazyFrame:
-    wanted = [_typed(name, kind) for name, kind in SCHEMAS[table].items() if columns is None or name in columns]
-    return pl.scan_parquet(list(paths), extra_columns="ignore").select(wanted)
+    schema = {name: kind for name, kind in SCHEMAS[table].items() if columns is None or name in columns}
+    lazy = pl.scan_parquet(list(paths), extra_columns="ignore")
+    absent: frozenset[str] = frozenset()
+    if not _ADDED.isdisjoint(schema):
+        absent = _ADDED.intersection(schema).difference(lazy.collect_schema().names())
+    return lazy.select(
+        pl.lit(None, kind).alias(name) if name in absent else _typed(name, kind) for name, kind in schema.items()
+    )
 
 
 def _typed(name: str, kind: Any) -> pl.Expr:

@@ -9,14 +9,25 @@ from typing import Final
 
 from .clock import now_ns
 from .device_records import DeviceRecords
-from .schema import NONE16, NONE32, OPS
-from .segments import COLLECTIVE, COLLECTIVE_END, INT64, Slot, Spool
+from .schema import NONE16, NONE32, OPS, WAITED
+from .segments import (
+    COLLECTIVE,
+    COLLECTIVE_END,
+    COLLECTIVE_FLAGS,
+    COLLECTIVE_LAUNCH,
+    COLLECTIVE_READY,
+    INT64,
+    Slot,
+    Spool,
+)
 from .threads import keep_thread_state, kept_threads
 
-__all__ = ["ALL_REDUCE", "OP_CODES", "Collectives"]
+__all__ = ["ALL_REDUCE", "BETWEEN_TWO", "OP_CODES", "Collectives"]
 
 OP_CODES: Final = {name: code for code, name in enumerate(OPS)}
 ALL_REDUCE: Final = OP_CODES["all_reduce"]
+BETWEEN_TWO: Final = (OP_CODES["send"], OP_CODES["recv"])
+"""What concerns two ranks of a group: in the group's order it would shift all that follows on these two."""
 
 _pack = COLLECTIVE.pack_into
 _pack_time = INT64.pack_into
@@ -36,11 +47,13 @@ class Collectives:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._next_seq: dict[int, Callable[[], int]] = {}
+        self._next_between_two: dict[int, Callable[[], int]] = {}
         self.device: DeviceRecords | None = None
 
     def add_group(self, group: int) -> None:
         """Begin to count for a group."""
         self._next_seq.setdefault(group, itertools.count().__next__)
+        self._next_between_two.setdefault(group, itertools.count().__next__)
 
     def launch(  # noqa: PLR0917 - keywords cost time on the hot path
         self,
@@ -72,7 +85,20 @@ class Collectives:
                 segment.map, offset,
                 seq, size_bytes, 0, launch_ns, 0, 0, step, group, module, bucket, layout, op, 0, 0, 1,
             )  # fmt: skip
-            segment.keep(offset, 64)
+            segment.keep(offset, COLLECTIVE.size)
+        return slot
+
+    def launch_between_two(self, group: int, op: int, size_bytes: int, launch_ns: int) -> Slot | None:
+        """Record the launch of a send or receive, which have an order of their own on each rank of the group."""
+        seq = self._next_between_two[group]()
+        slot = self._spool.reserve_collective()
+        if slot is not None:
+            segment, offset = slot
+            _pack(
+                segment.map, offset,
+                seq, size_bytes, 0, launch_ns, 0, 0, NONE32, group, NONE16, NONE16, NONE16, op, 0, 0, 1,
+            )  # fmt: skip
+            segment.keep(offset, COLLECTIVE.size)
         return slot
 
     def skip(self, group: int) -> None:
@@ -88,11 +114,26 @@ class Collectives:
         _pack_time(segment.map, offset + COLLECTIVE_END, end_ns)
         segment.keep(offset + COLLECTIVE_END, 8)
 
+    def waited(self, slot: Slot, start_ns: int | None, end_ns: int) -> None:
+        """The rank stood still from ``start_ns``, None for the launch, until the end; an end that is known stands."""
+        segment, offset = slot
+        if segment.converted:
+            self._spool.count("late_ends")
+            return
+        # The mark first: a reader in between finds no wait rather than a wait that passes for something else.
+        segment.map[offset + COLLECTIVE_FLAGS] |= WAITED
+        since_ns = _unpack_time(segment.map, offset + COLLECTIVE_LAUNCH)[0] if start_ns is None else start_ns
+        _pack_time(segment.map, offset + COLLECTIVE_READY, since_ns)
+        if _unpack_time(segment.map, offset + COLLECTIVE_END)[0] == 0:
+            _pack_time(segment.map, offset + COLLECTIVE_END, end_ns)
+        segment.keep(offset, COLLECTIVE.size)
+
     def ender(self, slot: Slot) -> Callable[[object], None]:
         """A callback for a future: records the end when it is called, whatever the argument.
 
         The callback may have to wait for the interpreter while the training's thread, which saw the collective end,
-        goes on; where that thread has noted the end already, its time stands.
+        goes on; where that thread has noted the end already, its time stands. The end is not kept yet: a system call
+        for each is saved where those of a whole backward are kept together.
         """
         segment, offset = slot
         place = offset + COLLECTIVE_END
@@ -107,7 +148,6 @@ class Collectives:
                     count("late_ends")
                 elif _unpack_time(segment.map, place)[0] == 0:
                     _pack_time(segment.map, place, end_ns)
-                    segment.keep(place, 8)
             except Exception:  # it may run inside DDP's communication hook, where an exception would end training
                 count("errors")
 

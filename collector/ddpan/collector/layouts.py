@@ -49,6 +49,7 @@ def describe_module(ddp: DistributedDataParallel, *, group: int, comm_hook: str 
     parameters = [p for _, p in reduced_parameters(ddp)]
     cap = getattr(ddp, "bucket_bytes_cap", None)
     return ModuleInfo(
+        kind="ddp",
         name=type(ddp.module).__name__,
         group=group,
         parameters=len(parameters),
@@ -59,6 +60,7 @@ def describe_module(ddp: DistributedDataParallel, *, group: int, comm_hook: str 
         static_graph=bool(ddp.static_graph),
         comm_hook=comm_hook,
         joined_after_step=None,
+        zero_stage=None,
     )
 
 

@@ -119,6 +119,7 @@ class PartWriter:
         spool: whose full segments are converted.
         metadata: gives the log's metadata for a table and part, ``(None, None)`` for ``live.json``.
         closed_rows: whether no row of the segment can still change, its collectives' ends aside.
+        keep: keeps what is known of rows that are not complete.
         retention: keeps the log within its limit, None where it has none.
         clock: monotonic clock in nanoseconds.
     """
@@ -129,6 +130,7 @@ class PartWriter:
         *,
         metadata: Callable[[str | None, int | None, bool], Metadata],
         closed_rows: Callable[[Segment], bool],
+        keep: Callable[[], None],
         retention: Retention | None,
         clock: Callable[[], int],
         wake: threading.Event,
@@ -136,6 +138,7 @@ class PartWriter:
         self._spool = spool
         self._metadata = metadata
         self._closed_rows = closed_rows
+        self._keep = keep
         self._retention = retention
         self._clock = clock
         self._wake = wake
@@ -175,7 +178,8 @@ class PartWriter:
 
     def _round(self) -> None:
         # One may fail where another does not, as where a folder can be written to no more but files in it can.
-        works = (self._mend, self._spool.prepare_spare, self._spool.say_losses, self._refresh_live, self._convert_full)
+        spool = self._spool
+        works = (self._mend, self._keep, spool.prepare_spare, spool.say_losses, self._refresh_live, self._convert_full)
         for work in works:
             self._guarded(work)
 

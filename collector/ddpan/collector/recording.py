@@ -89,6 +89,7 @@ class Recording:
             self.spool,
             metadata=self.metadata,
             closed_rows=self.steps.rows_closed,
+            keep=self.steps.keep,
             retention=self._retention,
             clock=now_ns,
             wake=wake,
@@ -109,24 +110,25 @@ class Recording:
 
     def launched(self, slot: Slot) -> None:
         """A collective was issued; if it runs on a device, its stream will tell when it got there."""
-        if self._device_records is not None and self._runs_on_device(slot):
+        if self._device_records is not None and self.runs_on_device(slot):
             self._device_records.launched(slot)
 
     def ended(self, slot: Slot) -> None:
         """A collective is over, or on a device the current stream waits for its end."""
-        if self._device_records is not None and self._runs_on_device(slot):
+        if self._device_records is not None and self.runs_on_device(slot):
             self._device_records.ended(slot, self._group(slot))
         else:
             self.collectives.end(slot, now_ns())
 
     def ender(self, slot: Slot) -> Callable[[object], None]:
         """What a collective's future shall call: it records the end, on the device or on the host."""
-        if self._device_records is None or not self._runs_on_device(slot):
+        if not self.runs_on_device(slot):
             return self.collectives.ender(slot)
         return self.collectives.device_ender(slot, self._group(slot))
 
-    def _runs_on_device(self, slot: Slot) -> bool:
-        return "nccl" in self.groups[self._group(slot)]["backend"]
+    def runs_on_device(self, slot: Slot) -> bool:
+        """Whether the times of this collective are a device's."""
+        return self._device_records is not None and "nccl" in self.groups[self._group(slot)]["backend"]
 
     def _group(self, slot: Slot) -> int:
         segment, offset = slot

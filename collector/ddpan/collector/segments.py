@@ -29,7 +29,10 @@ from .schema import (
 __all__ = [
     "COLLECTIVE",
     "COLLECTIVE_END",
+    "COLLECTIVE_FLAGS",
     "COLLECTIVE_GROUP",
+    "COLLECTIVE_LAUNCH",
+    "COLLECTIVE_LAYOUT",
     "COLLECTIVE_READY",
     "INT64",
     "STEP",
@@ -46,6 +49,9 @@ COLLECTIVE: Final = struct.Struct("<QQqqqqIHHHHBBBB")
 INT64: Final = struct.Struct("<q")
 STEP_FIELDS: Final = {name: STEP_RECORD.fields[name][1] for name in STEP_RECORD.names}  # type: ignore[index, union-attr]
 COLLECTIVE_GROUP: Final[int] = COLLECTIVE_RECORD.fields["group"][1]  # type: ignore[index]
+COLLECTIVE_FLAGS: Final[int] = COLLECTIVE_RECORD.fields["flags"][1]  # type: ignore[index]
+COLLECTIVE_LAUNCH: Final[int] = COLLECTIVE_RECORD.fields["launch_ns"][1]  # type: ignore[index]
+COLLECTIVE_LAYOUT: Final[int] = COLLECTIVE_RECORD.fields["layout"][1]  # type: ignore[index]
 COLLECTIVE_READY: Final[int] = COLLECTIVE_RECORD.fields["ready_ns"][1]  # type: ignore[index]
 COLLECTIVE_END: Final[int] = COLLECTIVE_RECORD.fields["end_ns"][1]  # type: ignore[index]
 

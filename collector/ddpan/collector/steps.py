@@ -183,6 +183,7 @@ class StepRecorder:
         start_ns = now_ns()
         if state.optimizer_open:
             self._set(state, _OPTIMIZER_END, start_ns)
+            self._keep_row(state)
             state.optimizer_open = False
         if state.finished:
             state.step += 1
@@ -210,7 +211,7 @@ class StepRecorder:
                 segment.map, offset,
                 wait_ns, start_ns, 0, 0, 0, 0, 0, state.step, state.number, state.micro_batch, 0, 0, synced, 1,
             )  # fmt: skip
-            segment.keep(offset, 72)
+            segment.keep(offset, STEP.size)
             if state.on_device and self.device is not None:
                 self.device.step(state.row, _FORWARD_START)
 
@@ -229,6 +230,8 @@ class StepRecorder:
             state.launched_bytes = 0
             state.following = False
             state.slots.clear()
+        else:
+            self._keep_row(state)
 
     def refresh_layout(self, state: ModuleState, ddp: DistributedDataParallel) -> bool:
         """Ask for the layout if it may have changed; true if it did."""
@@ -248,7 +251,7 @@ class StepRecorder:
         """All gradients of the backward are ready."""
         self._set(state, _COMPUTE_END, now_ns())
 
-    def end_backward(self, state: ModuleState, ddp: DistributedDataParallel) -> None:
+    def end_backward(self, state: ModuleState, ddp: DistributedDataParallel | None = None) -> None:
         """All buckets are reduced and copied back: the step's backward is over."""
         end_ns = now_ns()
         self._set(state, _BACKWARD_END, end_ns)
@@ -258,9 +261,9 @@ class StepRecorder:
             self._open_optimizer(state, end_ns)
         if not state.on_device:
             self._end_buckets(state, end_ns)
-            if state.ready_of_buckets:
+            if ddp is not None and state.ready_of_buckets:
                 self._fill_ready(state, ddp)
-            keep_collectives(state.slots)
+        self._keep(state)
 
     def begin_optimizer(self, state: ModuleState) -> None:
         """An optimizer that holds parameters of the module begins to step; of several in one step the first counts.
@@ -280,11 +283,31 @@ class StepRecorder:
         state.stepping = state.optimizer_open = False
         if state.optimizer_begun:
             self._set(state, _OPTIMIZER_END, now_ns())
+            self._keep_row(state)
 
     def _open_optimizer(self, state: ModuleState, start_ns: int) -> None:
         if not state.optimizer_begun:
             state.optimizer_begun = state.optimizer_open = True
             self._set(state, _OPTIMIZER_START, start_ns)
+
+    def keep(self) -> None:
+        """Keep what is known of the present steps; called by the background thread.
+
+        While a step goes on, its times are kept where several are known, not one by one. Where it does not go on,
+        because a rank hangs, they are kept here.
+        """
+        for state in self.modules:
+            self._keep(state)
+
+    def _keep(self, state: ModuleState) -> None:
+        keep_collectives(tuple(state.slots))
+        self._keep_row(state)
+
+    @staticmethod
+    def _keep_row(state: ModuleState) -> None:
+        if state.row is not None:
+            segment, offset = state.row
+            segment.keep(offset, STEP.size)
 
     def rows_closed(self, segment: Segment) -> bool:
         """Whether no module's current row lies in ``segment``, and no row there waits for a time of the device."""
@@ -325,6 +348,5 @@ class StepRecorder:
             self._spool.count("late_ends")
             return
         _pack_time(segment.map, offset + place, value_ns)
-        segment.keep(offset + place, 8)
         if state.on_device and self.device is not None:
             self.device.step(state.row, place)

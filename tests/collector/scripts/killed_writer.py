@@ -79,6 +79,7 @@ def write(folder: Path) -> None:
         spool,
         metadata=lambda table, part, closed: {**DESCRIBED, "table": table, "part": part, "closed": closed},
         closed_rows=steps.rows_closed,
+        keep=steps.keep,
         retention=None,
         clock=now_ns,
         wake=wake,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ddpan.collector.schema import Metadata
+from ddpan.collector.schema import OPS, Metadata
 
 __all__ = ["Presence"]
 
+_BETWEEN_TWO: Final = [OPS.index("send"), OPS.index("recv")]
 _PAGE_BITS = 16
 _Group = tuple[int, tuple[int, ...]]
 
@@ -29,7 +31,10 @@ class Presence:
         self._counts: dict[_Group, npt.NDArray[np.int64]] = {}
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Note rows of the table ``collectives``."""
+        """Note rows of the table ``collectives``; sends and receives, which no other rank has, are passed over."""
+        between_two = rows["op"].to_physical().is_in(_BETWEEN_TWO)
+        if between_two.any():
+            rows = rows.filter(~between_two)
         numbers, ranks, seq = (rows[name].to_numpy() for name in ("group", "rank", "seq"))
         for number in np.flatnonzero(np.bincount(numbers)).tolist():
             chosen = numbers == number

@@ -41,6 +41,7 @@ COLLECTIVE_COLUMNS: Final = (
     "rank",
     "group",
     "seq",
+    "op",
     "module",
     "step",
     "bucket",

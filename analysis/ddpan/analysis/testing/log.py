@@ -21,6 +21,7 @@ from ddpan.collector.schema import (
     OPS,
     STEP_RECORD,
     TABLES,
+    WAITED,
     Metadata,
     pack_header,
     part_name,
@@ -127,7 +128,12 @@ def records(table: str, rows: pl.DataFrame) -> npt.NDArray[Any]:
     packed = np.zeros(rows.height, _RECORDS[table])
     packed["commit"] = 1
     for column in TABLES[table]:
-        if column.name == "rank":
+        if column.name == "rank" or column.name not in rows.columns:
+            continue
+        if column.name == "wait_start_ns":
+            waited = rows[column.name].is_not_null().to_numpy()
+            packed["ready_ns"][waited] = rows[column.name].drop_nulls().to_numpy()
+            packed["flags"][waited] |= WAITED
             continue
         absent = {"u16": NONE16, "u32": NONE32}.get(column.dtype, 0)
         values = rows[column.name]

@@ -279,6 +279,7 @@ def _metadata(scenario: Scenario, rank: int) -> Metadata:
         groups={"0": {"name": "0", "ranks": list(range(scenario.ranks)), "backend": "gloo"}},
         modules={
             "0": {
+                "kind": "ddp",
                 "name": "Synthetic",
                 "group": 0,
                 "parameters": scenario.buckets,
@@ -289,6 +290,7 @@ def _metadata(scenario: Scenario, rank: int) -> Metadata:
                 "static_graph": False,
                 "comm_hook": None,
                 "joined_after_step": None,
+                "zero_stage": None,
             }
         },
         layouts={"0": {"0": whole, "1": sizes} if scenario.rebuilt else {"0": sizes}},

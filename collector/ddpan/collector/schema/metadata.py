@@ -54,12 +54,17 @@ class GroupInfo(TypedDict):
 
 
 class ModuleInfo(TypedDict):
-    """A DDP module: how it was built.
+    """A module that is trained on several ranks: how it was built.
+
+    ``kind`` says who reduces its gradients: ``ddp``, ``deepspeed`` (an engine), ``fsdp`` (``fully_shard``), or
+    ``optimizer`` where nothing but an optimizer was seen. What only DDP knows is false or null elsewhere, and
+    ``zero_stage`` is null but for DeepSpeed.
 
     ``comm_hook`` is null where the user registered none. ``joined_after_step`` is the rank's last step before it ran
     out of inputs under ``join()``, null where it never did; its steps are counted on while it only follows the others.
     """
 
+    kind: str
     name: str
     group: int
     parameters: int
@@ -70,6 +75,7 @@ class ModuleInfo(TypedDict):
     static_graph: bool
     comm_hook: str | None
     joined_after_step: int | None
+    zero_stage: int | None
 
 
 class BucketInfo(TypedDict):

@@ -32,6 +32,7 @@ __all__ = [
     "SPOOL_PATTERN",
     "SPOOL_VERSION",
     "STEP_RECORD",
+    "WAITED",
     "Spool",
     "SpoolError",
     "columns",
@@ -47,6 +48,8 @@ HEADER_BYTES: Final = 4096
 COUNTERS_OFFSET: Final = 1024
 NONE16: Final = 0xFFFF
 NONE32: Final = 0xFFFFFFFF
+WAITED: Final = 1
+"""Bit of ``flags``: the record's ``ready_ns`` is not that but ``wait_start_ns``. No collective has both."""
 
 COUNTERS: Final[tuple[str, ...]] = (
     "errors",
@@ -96,6 +99,8 @@ COLLECTIVE_RECORD: Final = np.dtype(
         ("commit", "u1"),
     ]
 )
+
+_SHARED: Final = ("ready_ns", "wait_start_ns")
 
 RECORDS: Final = {"steps": STEP_RECORD, "collectives": COLLECTIVE_RECORD}
 
@@ -231,6 +236,8 @@ def _column(
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_] | None]:
     if column.name == "rank":
         return np.full(len(records), rank, np.uint32), None
+    if column.name in _SHARED:
+        return _shared(column.name, records, epoch_offset_ns)
     values = np.ascontiguousarray(records[column.name])
     if column.dtype == "bool":
         return values.astype(np.bool_), None
@@ -240,6 +247,15 @@ def _column(
     if column.timestamp:
         values = values + epoch_offset_ns
     return values, missing
+
+
+def _shared(
+    name: str, records: npt.NDArray[np.void], epoch_offset_ns: int
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
+    """One of the two columns that share the field ``ready_ns``."""
+    values = np.ascontiguousarray(records["ready_ns"])
+    waited = (records["flags"] & WAITED) != 0
+    return values + epoch_offset_ns, (values == 0) | (waited != (name == "wait_start_ns"))
 
 
 def _missing(column: Column, values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:

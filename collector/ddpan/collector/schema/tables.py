@@ -83,6 +83,7 @@ COLLECTIVES: Final[tuple[Column, ...]] = (
     _time("launch_ns", "the collective was issued", nullable=False),
     _time("start_ns", "start on the device; null where unknown, as with gloo"),
     _time("end_ns", "end, on the device for CUDA and on the host for gloo; null if it was never seen to end"),
+    _time("wait_start_ns", "from here to the end the rank stood still and waited; null where it was not seen to wait"),
 )
 
 TABLES: Final[dict[str, tuple[Column, ...]]] = {"steps": STEPS, "collectives": COLLECTIVES}

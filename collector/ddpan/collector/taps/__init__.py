@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 
 from . import comm_hook, dataloader, ddp, functions, group_hooks, groups, optimizer
 from .compiler import hide_from_compiler
+from .deepspeed import Engines
+from .others import Others
 from .patching import Patches
+from .reductions import Reductions
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -39,7 +42,11 @@ class Taps:
 
     def _install(self, session: Session) -> None:
         self._modules = ddp.Modules(session)
-        self._group_hooks = group_hooks.GroupHooks(session, self._modules) if group_hooks.available() else None
+        self._reductions = Reductions(session)
+        self._others = Others(session, self._reductions)
+        self._engines = Engines(session, self._reductions, self._patches)
+        available = group_hooks.available()
+        self._group_hooks = group_hooks.GroupHooks(session, self._modules, self._others) if available else None
         hide_from_compiler("ddpan.collector", alone=type(session).guard)
         groups.install(session, self._patches)
         ddp.install(session, self._modules, self._patches)
@@ -47,10 +54,12 @@ class Taps:
         dataloader.install(session, self._patches)
         self._undo.append(optimizer.install(session, self._modules))
         if self._group_hooks is None:
-            functions.install(session, self._patches)
+            functions.install(session, self._others, self._patches)
+        self._others.install(self._patches)
 
     def listen_to(self, group: ProcessGroup) -> None:
         """Listen to a process group."""
+        self._engines.install()
         if self._group_hooks is not None:
             self._group_hooks.attach(group)
 
@@ -62,6 +71,8 @@ class Taps:
     def forget(self) -> None:
         """The recording ends: forget modules and groups of it."""
         self._modules.forget()
+        self._others.forget()
+        self._reductions.forget()
         if self._group_hooks is not None:
             self._group_hooks.detach_all()
 

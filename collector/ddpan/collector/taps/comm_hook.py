@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket, Reducer, _register_comm_hook
+from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from .ddp import Modules
 
 __all__ = ["install"]
+
+_all_reduce: Final = ProcessGroup.allreduce
+"""As it was before any tap wrapped it: the bucket is recorded here."""
 
 UserHook = tuple[Any, Callable[..., Any]]
 """State and hook, as they are registered."""
@@ -92,7 +96,7 @@ class BucketHook:
         buffer = bucket.buffer()
         self.scale(buffer, bucket)
         ended = self._ender(self._launch(bucket, buffer))
-        future = self._group.allreduce([buffer]).get_future()
+        future = _all_reduce(self._group, [buffer]).get_future()
         if ended is None:
             return future.then(_first)
 

@@ -1,10 +1,14 @@
-"""Before torch 2.14: the collectives of ``torch.distributed``, wrapped by name."""
+"""Before torch 2.14: the collectives of process groups, wrapped on their class.
+
+All functions of ``torch.distributed`` come to these methods, whoever holds them under whatever name, and so do callers
+that use a group directly. Not seen are collectives that C++ code issues, such as those of compiled code.
+"""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -13,42 +17,45 @@ from torch.distributed import distributed_c10d
 
 from ..clock import now_ns
 from ..collectives import OP_CODES
+from ..segments import Slot
+from .others import Others
 from .patching import Patches
-from .payload import payload_bytes
 
 if TYPE_CHECKING:
     from ..session import Session
 
 __all__ = ["install"]
 
-_FUNCTIONS: Final = {
-    "all_reduce": ("all_reduce", ("tensor",)),
-    "broadcast": ("broadcast", ("tensor",)),
-    "reduce": ("reduce", ("tensor",)),
-    "all_gather": ("all_gather", ("tensor",)),
-    "all_gather_into_tensor": ("all_gather", ("input_tensor",)),
-    "reduce_scatter": ("reduce_scatter", ("input_list",)),
-    "reduce_scatter_tensor": ("reduce_scatter", ("input",)),
-    "all_to_all": ("all_to_all", ("input_tensor_list",)),
-    "all_to_all_single": ("all_to_all", ("input",)),
-    "gather": ("gather", ("tensor",)),
-    "scatter": ("scatter", ("scatter_list",)),
-    "barrier": ("barrier", ()),
-    "_broadcast_coalesced": ("broadcast", ("tensors",)),
+_METHODS: Final = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 1),
+    "allgather_coalesced": ("all_gather", 1),
+    "_allgather_base": ("all_gather", 1),
+    "all_gather_single": ("all_gather", 1),
+    "allgather_into_tensor_coalesced": ("all_gather", 1),
+    "all_gather_single_coalesced": ("all_gather", 1),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "_reduce_scatter_base": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 1),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 1),
+    "send": ("send", 0),
+    "recv": ("recv", 0),
+    "recv_anysource": ("recv", 0),
+    "barrier": ("barrier", None),
 }
-"""Function of ``torch.distributed`` → op, and the parameters that hold this rank's input."""
+"""Method of ``ProcessGroup`` → op, and the position of what this rank puts in, or of a receive what it takes in."""
 
-_POSITIONS: Final = {
-    "all_gather": 1,
-    "all_gather_into_tensor": 1,
-    "reduce_scatter": 1,
-    "reduce_scatter_tensor": 1,
-    "all_to_all": 1,
-    "all_to_all_single": 1,
-    "scatter": 1,
-    "_broadcast_coalesced": 1,
-}
-"""Position of the input among the positional arguments, where it is not the first."""
+_INPUTS: Final = ("tensors", "tensor", "input", "inputs", "input_tensors", "input_tensor", "inputTensor")
+"""Names of that argument, where it is not given by position."""
 
 
 class _Thread(threading.local):
@@ -77,34 +84,45 @@ def _in_callback() -> bool:
     return _thread.is_foreign and torch._C._current_graph_task_id() == -1
 
 
-def install(session: Session, patches: Patches) -> None:
-    """Wrap each collective in both modules that hold it."""
-    for name, (op, inputs) in _FUNCTIONS.items():
-        for module in (dist, distributed_c10d):
-            patches.replace(module, name, _wrapper(session, name, op, inputs))
+def install(session: Session, others: Others, patches: Patches) -> None:
+    """Wrap the methods, and the one function that issues its collectives in C++."""
+    for name, (op, position) in _METHODS.items():
+        patches.replace(dist.ProcessGroup, name, _wrapper(session, others, OP_CODES[op], position))
+    for module in (dist, distributed_c10d):
+        patches.replace(module, "_broadcast_coalesced", _wrapper(session, others, OP_CODES["broadcast"], 0))
 
 
 def _wrapper(
-    session: Session, name: str, op: str, inputs: tuple[str, ...]
+    session: Session, others: Others, op: int, position: int | None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    position = _POSITIONS.get(name, 0)
+    issued = session.guard(others.issued)
+    inside = session.inside
+
+    def launch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slot | None:
+        launch_ns = now_ns()
+        recording = session.recording
+        if recording is None:
+            return None
+        try:
+            group = args[0] if args else kwargs["process_group"]
+            return others.launch(recording, group, op, _flat(_input(position, args[1:], kwargs)), launch_ns)
+        except Exception as error:
+            session.failed(error)
+            return None
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if session.recording is None or inside.depth or torch.compiler.is_compiling() or _in_callback():
                 return original(*args, **kwargs)
-            inside = session.inside
-            if session.recording is None or inside.depth or _in_callback():
-                return original(*args, **kwargs)
-            begun = _begin(session, OP_CODES[op], _payload(inputs, position, args, kwargs), _group(name, args, kwargs))
+            slot = launch(args, kwargs)
             inside.depth += 1
             try:
                 work = original(*args, **kwargs)
             finally:
                 inside.depth -= 1
-            if begun is not None:
-                _end(session, begun, work)
+            if slot is not None and session.recording is not None:
+                issued(session.recording, slot, work)
             return work
 
         return collective
@@ -112,56 +130,18 @@ def _wrapper(
     return wrap
 
 
-def _payload(inputs: tuple[str, ...], position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not inputs:
-        return None
-    return kwargs[inputs[0]] if inputs[0] in kwargs else args[position] if len(args) > position else None
+def _input(position: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if position is None:
+        return ()
+    if len(args) > position:
+        return args[position]
+    return next((kwargs[name] for name in _INPUTS if name in kwargs), ())
 
 
-def _group(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The process group among the arguments, None for the default group."""
-    if "group" in kwargs:
-        return kwargs["group"]
-    if name == "_broadcast_coalesced" and "process_group" in kwargs:
-        return kwargs["process_group"]
-    return next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
-
-
-def _begin(session: Session, op: int, payload: Any, group: Any) -> Any:
-    try:
-        recording = session.recording
-        if recording is None:
-            return None
-        member = distributed_c10d._get_default_group() if group is None else group
-        if not isinstance(member, dist.ProcessGroup):
-            # A rank outside the group takes no part: torch hands it a number in place of a group.
-            return None
-        number = session.group_number(member)
-        if recording.steps.paused:
-            recording.collectives.skip(number)
-            return None
-        tensors = payload if isinstance(payload, (list, tuple)) else [] if payload is None else [payload]
-        size = payload_bytes(t for t in tensors if isinstance(t, torch.Tensor))
-        slot = recording.collectives.launch(number, op, size, now_ns())
-        if slot is not None:
-            recording.launched(slot)
-        return slot
-    except Exception as error:
-        session.failed(error)
-        return None
-
-
-def _end(session: Session, slot: Any, work: Any) -> None:
-    """A collective that returned no work is over; one that did ends when its future does."""
-    try:
-        recording = session.recording
-        if recording is None or slot is None:
-            return
-        if work is None or not hasattr(work, "get_future"):
-            recording.ended(slot)
-        else:
-            work.get_future().add_done_callback(recording.ender(slot))
-    except RuntimeError:
-        return
-    except Exception as error:
-        session.failed(error)
+def _flat(tensors: Any) -> Iterator[torch.Tensor]:
+    """The tensors in ``tensors``: one, a list, or a list of lists."""
+    if isinstance(tensors, torch.Tensor):
+        yield tensors
+    elif isinstance(tensors, (list, tuple)):
+        for one in tensors:
+            yield from _flat(one)

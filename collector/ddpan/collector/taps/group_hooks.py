@@ -14,7 +14,7 @@ from ..clock import now_ns
 from ..collectives import OP_CODES
 from ..segments import Slot
 from .buckets import Buckets
-from .payload import payload_bytes
+from .others import Others
 
 if TYPE_CHECKING:
     from ..recording import Recording
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupHooks", "available"]
 
-Pending = dict[int, Slot | None]
-"""The record of the collective that a thread is issuing, by the thread's id: both hooks run on that thread."""
+Pending = dict[int, tuple[Slot | None, bool]]
+"""The record of the collective that a thread is issuing, and whether it is a bucket, by the thread's id: both hooks of
+a collective run on that thread."""
 
+NOTHING: Final = (None, False)
+RECV: Final = OP_CODES["recv"]
 HOOK_ID: Final = 0xDD9A
 _NAMES: Final = {
     "ALLREDUCE": "all_reduce",
@@ -37,9 +40,10 @@ _NAMES: Final = {
     "BARRIER": "barrier",
     "GATHER": "gather",
     "SCATTER": "scatter",
+    "SEND": "send",
+    "RECV": "recv",
 }
-_BETWEEN_TWO: Final = ("SEND", "RECV")
-"""What concerns two ranks of the group would shift the count of the collectives on these two against the others'."""
+_NO_COLLECTIVES: Final = ("SPLIT", "NEW_WINDOW")
 
 
 def available() -> bool:
@@ -54,11 +58,12 @@ def _hook_ops() -> dict[str, Any]:
 class GroupHooks:
     """Hooks on every process group of the recording."""
 
-    def __init__(self, session: Session, modules: Modules) -> None:
+    def __init__(self, session: Session, modules: Modules, others: Others) -> None:
         self._session = session
         self._modules = modules
+        self._others = others
         self._ops = {
-            value: None if name in _BETWEEN_TWO else OP_CODES[_NAMES.get(name, "unknown")]
+            value: None if name in _NO_COLLECTIVES else OP_CODES[_NAMES.get(name, "unknown")]
             for name, value in _hook_ops().items()
         }
         self._all_reduce = _hook_ops()["ALLREDUCE"]
@@ -96,47 +101,46 @@ class GroupHooks:
             try:
                 # Each attribute of the call costs a conversion, so buckets, which are many, are asked for one only.
                 bucket = known(call.input_tensors) if armed and not recording.steps.paused else None
-                slot = record(call, group, recording, launch_ns) if bucket is None else launch(*bucket, launch_ns)
-                pending[get_ident()] = slot
+                if bucket is None:
+                    pending[get_ident()] = record(call, group, recording, launch_ns)
+                else:
+                    pending[get_ident()] = launch(*bucket, launch_ns), True
             except Exception as error:
                 session.failed(error)
 
         return before
 
-    def _record(self, call: Any, group: ProcessGroup, recording: Recording, launch_ns: int) -> Slot | None:
-        """Record a collective which is no bucket, or one that is seen for the first time."""
+    def _record(self, call: Any, group: ProcessGroup, recording: Recording, launch_ns: int) -> tuple[Slot | None, bool]:
+        """Record a collective which is no bucket, or a bucket that is seen for the first time."""
         name = call.name
         op = self._ops[name]
         if op is None:
-            return None
-        tensors = call.input_tensors
-        number = self._session.group_number(group)
-        if recording.steps.paused:
-            recording.collectives.skip(number)
-            return None
-        if self._modules.armed and name == self._all_reduce:
-            bucket = self._buckets.find(number, tensors)
+            return None, False
+        tensors = call.output_tensors if op == RECV else call.input_tensors
+        if self._modules.armed and name == self._all_reduce and not recording.steps.paused:
+            bucket = self._buckets.find(self._session.group_number(group), tensors)
             if bucket is not None:
-                return self._modules.launch(*bucket, launch_ns)
-        slot = recording.collectives.launch(number, op, payload_bytes(tensors), launch_ns)
-        if slot is not None:
-            recording.launched(slot)
-        return slot
+                return self._modules.launch(*bucket, launch_ns), True
+        return self._others.launch(recording, group, op, tensors, launch_ns), False
 
     def _after(self, pending: Pending) -> Callable[[Any], None]:
-        session = self._session
+        session, issued = self._session, self._others.issued
 
         def after(call: Any) -> None:
-            slot = pending.pop(get_ident(), None)
+            slot, is_bucket = pending.pop(get_ident(), NOTHING)
             recording = session.recording
             if slot is None or recording is None:
                 return
             try:
                 work = call.work
-                if work is not None:
+                if work is None:
+                    return
+                if is_bucket:
                     work.get_future().add_done_callback(recording.ender(slot))
+                else:
+                    issued(recording, slot, work)
             except RuntimeError:
-                # Sends, receives and barriers of some backends have no future: their end stays unknown.
+                # Works of some backends have no future: their end stays unknown.
                 return
             except Exception as error:
                 session.failed(error)

@@ -1,0 +1,137 @@
+"""DeepSpeed: the forward, backward and step of its engines, whatever the stage of ZeRO.
+
+An engine reduces gradients with the collectives of ``torch.distributed``, which the other taps see. ZeRO 0 and 1 do so
+after the backward of the last micro-batch, ZeRO 2 and 3 in the backward of each; buckets with a number are those of the
+last one, in which the step ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from .patching import Patches
+from .reductions import Reduced, Reductions
+
+if TYPE_CHECKING:
+    from ..recording import Recording
+    from ..session import Session
+
+__all__ = ["Engines"]
+
+_MODULE: Final = "deepspeed.runtime.engine"
+
+Observer = Callable[[Any], None]
+
+
+class Engines:
+    """DeepSpeed's engines of this process.
+
+    Args:
+        session: in whose service they are watched.
+        reductions: learns of their backwards.
+        patches: holds what is replaced.
+    """
+
+    def __init__(self, session: Session, reductions: Reductions, patches: Patches) -> None:
+        self._session = session
+        self._reductions = reductions
+        self._patches = patches
+        self._installed = False
+
+    def install(self) -> None:
+        """Watch the engines once DeepSpeed is imported; called whenever a process group comes to be."""
+        engine = getattr(sys.modules.get(_MODULE), "DeepSpeedEngine", None)
+        if self._installed or engine is None:
+            return
+        self._installed = True
+        observe = self._observer
+        around = {
+            "forward": (observe(self._before_forward), observe(self._after_forward)),
+            "backward": (observe(self._before_backward), observe(self._after_backward)),
+            "_backward_prologue": (observe(self._before_backward), None),
+            "_backward_epilogue": (observe(self._after_compute), observe(self._after_backward)),
+            "step": (observe(self._before_step), observe(self._after_step)),
+        }
+        for name, (before, after) in around.items():
+            self._patches.replace(engine, name, functools.partial(_watched, before=before, after=after))
+
+    def _observer(self, observe: Callable[[Recording, Reduced, Any], None]) -> Observer:
+        """``observe``, called only for engines that are recorded."""
+
+        def observed(engine: Any) -> None:
+            recording = self._session.recording
+            if recording is None:
+                return
+            known = self._reductions.get(engine)
+            if known is None:
+                if observe != self._before_forward or not torch.is_grad_enabled():
+                    return
+                known = self._add(engine, recording)
+            observe(recording, known, engine)
+
+        return self._session.guard(observed)
+
+    def _add(self, engine: Any, recording: Recording) -> Reduced:
+        group = (
+            getattr(engine.optimizer, "dp_process_group", None)
+            or getattr(engine, "seq_data_parallel_group", None)
+            or engine.data_parallel_group
+        )
+        return self._reductions.add(
+            engine,
+            recording,
+            group=group,
+            parameters=engine.module.parameters(),
+            kind="deepspeed",
+            name=type(engine.module).__name__,
+            zero_stage=int(engine.zero_optimization_stage()),
+        )
+
+    def _before_forward(self, recording: Recording, known: Reduced, engine: Any) -> None:
+        if not torch.is_grad_enabled():
+            recording.steps.data_wait_ns = 0
+            return
+        recording.steps.begin_forward(known.state, synced=_is_boundary(engine))
+
+    def _after_forward(self, recording: Recording, known: Reduced, engine: Any) -> None:
+        if torch.is_grad_enabled():
+            recording.steps.end_forward(known.state, synced=_is_boundary(engine))
+
+    def _before_backward(self, _recording: Recording, known: Reduced, _engine: Any) -> None:
+        self._reductions.begin_backward(known)
+
+    def _after_compute(self, recording: Recording, known: Reduced, _engine: Any) -> None:
+        self._reductions.end_compute(recording, known)
+
+    def _after_backward(self, recording: Recording, known: Reduced, _engine: Any) -> None:
+        self._reductions.end_backward(recording, known)
+
+    def _before_step(self, recording: Recording, known: Reduced, engine: Any) -> None:
+        if _is_boundary(engine):
+            recording.steps.begin_optimizer(known.state)
+
+    def _after_step(self, recording: Recording, known: Reduced, _engine: Any) -> None:
+        recording.steps.end_optimizer(known.state)
+
+
+def _is_boundary(engine: Any) -> bool:
+    return bool(engine.is_gradient_accumulation_boundary())
+
+
+def _watched(original: Callable[..., Any], *, before: Observer, after: Observer | None) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(self, *args, **kwargs)
+        before(self)
+        result = original(self, *args, **kwargs)
+        if after is not None:
+            after(self)
+        return result
+
+    return watched

@@ -1,0 +1,168 @@
+"""Gradients reduced by others than DDP: by DeepSpeed's ZeRO, by FSDP.
+
+There the reductions are collectives like any other. What tells them is that they are issued while the backward of a
+module runs, on the group in which its gradients are reduced, and that they reduce. They are numbered in their order;
+the sizes that they have in one backward make a layout.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.distributed import ProcessGroup
+
+from ..collectives import OP_CODES
+from ..cuda import CudaEvents
+from ..layouts import Layout
+from ..schema import NONE16, ModuleInfo
+from ..segments import COLLECTIVE_LAYOUT, Slot
+from ..steps import ModuleState
+
+if TYPE_CHECKING:
+    from ..recording import Recording
+    from ..session import Session
+
+__all__ = ["Reduced", "Reductions"]
+
+_REDUCING: Final = tuple(OP_CODES[op] for op in ("all_reduce", "reduce_scatter", "reduce"))
+_MOST_LAYOUTS: Final = 256
+_pack_number = struct.Struct("<H").pack_into
+
+
+@dataclass(eq=False)
+class Reduced:
+    """A module whose gradients are reduced by somebody else than DDP.
+
+    Attributes:
+        state: where it is in its step.
+        layouts: the layouts that were seen, by the sizes of their buckets.
+        sizes_bytes: of the reductions in the present backward.
+    """
+
+    state: ModuleState
+    layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict)
+    sizes_bytes: list[int] = field(default_factory=list)
+
+
+class Reductions:
+    """The modules whose gradients are reduced by others than DDP, known from their first forward on."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._known: dict[int, Reduced] = {}
+        self._current: Reduced | None = None
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def forget(self) -> None:
+        """Forget all modules: their numbers belong to a recording."""
+        self._known.clear()
+        self._current = None
+
+    def get(self, owner: object) -> Reduced | None:
+        """What is known of ``owner``, an engine for example, if it has had a forward."""
+        return self._known.get(id(owner))
+
+    def add(
+        self,
+        owner: object,
+        recording: Recording,
+        *,
+        kind: str,
+        name: str,
+        group: ProcessGroup,
+        parameters: Iterable[Any],
+        zero_stage: int | None = None,
+    ) -> Reduced:
+        """Number the module of ``owner``; ``kind``, ``name`` and ``zero_stage`` are as in its metadata."""
+        trained = [p for p in parameters if p.requires_grad]
+        on_device = any(p.is_cuda for p in trained)
+        if on_device:
+            recording.use_device("cuda", CudaEvents())
+        # Under ZeRO-3 a parameter is empty until it is gathered, and has its number of elements beside it.
+        size = sum(int(getattr(p, "ds_numel", None) or p.numel()) * p.element_size() for p in trained)
+        number = self._session.group_number(group)
+        state = recording.steps.add(group=number, names=[], reduced_bytes=size, on_device=on_device)
+        known = self._known[id(owner)] = Reduced(state)
+        weakref.finalize(owner, self._drop, id(owner), known)
+        info = ModuleInfo(
+            kind=kind,
+            name=name,
+            group=number,
+            parameters=len(trained),
+            parameter_bytes=size,
+            bucket_cap_mb=None,
+            find_unused_parameters=False,
+            gradient_as_bucket_view=False,
+            static_graph=False,
+            comm_hook=None,
+            joined_after_step=None,
+            zero_stage=zero_stage,
+        )
+        recording.add_module(state.number, info)
+        return known
+
+    def begin_backward(self, known: Reduced) -> None:
+        """The backward of a module begins: what reduces on its group from now on is one of its buckets."""
+        if known.state.armed and self._current is not known:
+            self._current = known
+            known.sizes_bytes.clear()
+
+    def launch(self, recording: Recording, group: int, op: int, size_bytes: int, launch_ns: int) -> Slot | None:
+        """Record the launch of a collective, as a bucket if it is one."""
+        known = self._current
+        if known is None or op not in _REDUCING or group != known.state.group:
+            return recording.collectives.launch(group, op, size_bytes, launch_ns)
+        state = known.state
+        index = min(state.next_bucket, NONE16 - 1)
+        layout = NONE16 if state.layout is None else state.layout.number
+        slot = recording.collectives.launch(group, op, size_bytes, launch_ns, state.number, state.step, index, layout)
+        state.slots.append(slot)
+        state.next_bucket = index + 1
+        state.launched_bytes += size_bytes
+        known.sizes_bytes.append(size_bytes)
+        return slot
+
+    def end_compute(self, recording: Recording, known: Reduced) -> None:
+        """All gradients of the backward are ready."""
+        if self._current is known:
+            recording.steps.end_compute(known.state)
+
+    def end_backward(self, recording: Recording, known: Reduced) -> None:
+        """All gradients of the module are reduced."""
+        if self._current is known:
+            self._current = None
+            recording.steps.end_backward(known.state)
+            self._settle(recording, known)
+
+    def _settle(self, recording: Recording, known: Reduced) -> None:
+        """Now that all buckets are known, so is the layout; where it is another than expected, put it right."""
+        sizes = tuple(known.sizes_bytes)
+        if not sizes:
+            return
+        state = known.state
+        layout = known.layouts.get(sizes)
+        if layout is None:
+            # Number 0 is that of the buckets that DDP begins with, and those are warm-up.
+            layout = Layout(number=min(len(known.layouts), _MOST_LAYOUTS) + 1, sizes_bytes=sizes)
+            if len(known.layouts) < _MOST_LAYOUTS:
+                known.layouts[sizes] = layout
+                state.layouts.append(layout)
+                recording.metadata_changed()
+        if layout is state.layout:
+            return
+        state.layout = layout
+        for slot in state.slots:
+            if slot is not None and not slot[0].converted:
+                _pack_number(slot[0].map, slot[1] + COLLECTIVE_LAYOUT, layout.number)
+
+    def _drop(self, key: int, known: Reduced) -> None:
+        """The owner with the id ``key`` is gone, and its id may be that of another one soon."""
+        if self._known.get(key) is known:
+            del self._known[key]
+            known.state.row = None
