@@ -9,6 +9,7 @@ import numpy as np
 from ddpan.collector.clock import Anchor
 from ddpan.collector.collectives import ALL_REDUCE
 from ddpan.collector.identity import Identity
+from ddpan.collector.parts import committed_records
 from ddpan.collector.recording import Recording
 from ddpan.collector.schema import read_spool
 from ddpan.collector.settings import Settings
@@ -131,7 +132,7 @@ def test_gloo_on_device_tensors_ends_on_the_host(tmp_path: Path) -> None:
     made.launched(slot)
     made.ender(slot)(None)
     assert device.stamps == []
-    assert read_spool(made.spool.current.path).collectives["end_ns"][0] > 0
+    assert committed_records(made.spool.current, "collectives")["end_ns"][0] > 0
 
 
 def test_nothing_is_recorded_while_a_graph_is_captured(tmp_path: Path) -> None:
