@@ -225,7 +225,7 @@ class PartWriter:
         segment.path.unlink(missing_ok=True)
         self._spool.full.remove(segment)
         if self._retention is not None:
-            self._retention.added(segment.number)
+            self._retention.added(segment.number, last=last)
 
     def _try_live(self) -> None:
         try:
