@@ -158,7 +158,7 @@ class PartWriter:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._round()
+            self._guarded(self._round)
             self._wake.wait(1.0)
             self._wake.clear()
         self._guarded(self._spool.say_losses)
