@@ -76,3 +76,20 @@ def test_below_the_limit_all_is_kept(tmp_path: Path) -> None:
     retention = Retention(tmp_path, Limit(1_000_000))
     assert write(tmp_path, retention, 10) == list(range(10))
     assert retention.removed == 0
+
+
+def test_last_part_stays(tmp_path: Path) -> None:
+    """It tells that the recording ended in order, and what was lost until then."""
+    retention = Retention(tmp_path, Limit(1_000_000, "sample"))
+    write(tmp_path, retention, 33)
+    for table in TABLES:
+        (tmp_path / part_name(table, 33)).write_bytes(bytes(PART_BYTES // len(TABLES)))
+    retention.added(33, last=True)
+    assert all((tmp_path / part_name(table, 33)).exists() for table in TABLES)
+    assert retention.removed == 33 - len(list(tmp_path.glob("steps-*"))) + 1
+
+
+def test_room_for_the_spool_is_left_free(tmp_path: Path) -> None:
+    """A spare segment may be made at any time, and the log must not outgrow its limit then."""
+    retention = Retention(tmp_path, Limit(1_000_000), segment_bytes=100_000)
+    assert write(tmp_path, retention, 25) == list(range(18, 25))

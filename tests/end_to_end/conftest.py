@@ -232,10 +232,16 @@ def recorded(
 def run_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
     """Starts a script of ``scripts/`` as one plain process."""
 
-    def start(script: str, *, log_dir: Path | None = None, env: dict[str, str] | None = None) -> Outcome:
-        out = tmp_path_factory.mktemp(script)
-        command = [sys.executable, str(SCRIPTS / f"{script}.py"), str(out)]
-        outcome = run_process(command, env=environment(log_dir, env), out=out, cwd=tmp_path_factory.mktemp("cwd"))
+    def start(
+        script: str,
+        *arguments: str,
+        log_dir: Path | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float = 240,
+    ) -> Outcome:
+        out, cwd = tmp_path_factory.mktemp(script), tmp_path_factory.mktemp("cwd")
+        command = [sys.executable, str(SCRIPTS / f"{script}.py"), str(out), *arguments]
+        outcome = run_process(command, env=environment(log_dir, env), out=out, cwd=cwd, timeout=timeout)
         assert outcome.returncode == 0, outcome.stderr
         return outcome
 

@@ -171,7 +171,7 @@ def test_metadata_of_the_rank_that_ended_it(ended: Ended) -> None:
 def test_summarize_answers(ended: Ended) -> None:
     answered = CliRunner().invoke(main, ["summarize", str(ended.logs)])
     assert answered.exit_code == 0, answered.output
-    assert "2 ranks" in answered.output
+    assert "2 of 2" in answered.output
 
 
 def test_analysis_reads_as_much(ended: Ended, log: RankLog, rank: int) -> None:

@@ -158,7 +158,7 @@ class PartWriter:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._round()
+            self._guarded(self._round)
             self._wake.wait(1.0)
             self._wake.clear()
         self._guarded(self._spool.say_losses)
@@ -225,7 +225,7 @@ class PartWriter:
         segment.path.unlink(missing_ok=True)
         self._spool.full.remove(segment)
         if self._retention is not None:
-            self._retention.added(segment.number)
+            self._retention.added(segment.number, last=last)
 
     def _try_live(self) -> None:
         try:

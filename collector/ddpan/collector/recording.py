@@ -25,6 +25,7 @@ from .schema import (
     Metadata,
     ModuleInfo,
     rank_folder,
+    spool_bytes,
 )
 from .segments import COLLECTIVE_GROUP, Slot, Spool
 from .settings import Settings
@@ -84,7 +85,9 @@ class Recording:
         )
         self.collectives = Collectives(self.spool)
         self.steps = StepRecorder(self.spool, selection=settings.steps)
-        self._retention = None if settings.limit is None else Retention(self.folder, settings.limit)
+        segment_bytes = spool_bytes(settings.segment_steps, settings.segment_collectives)
+        limit = settings.limit
+        self._retention = None if limit is None else Retention(self.folder, limit, segment_bytes=segment_bytes)
         self._writer = PartWriter(
             self.spool,
             metadata=self.metadata,

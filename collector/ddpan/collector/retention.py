@@ -52,27 +52,40 @@ class Limit:
 class Retention:
     """Removes parts of one rank's folder where it grows beyond its limit.
 
+    Args:
+        folder: the rank's folder.
+        limit: how much it may take.
+        segment_bytes: size of a segment of the spool. Room for three is left free: the current one, the spare, and one
+            that becomes parts.
+
     Attributes:
         removed: parts removed so far.
     """
 
-    def __init__(self, folder: Path, limit: Limit) -> None:
+    def __init__(self, folder: Path, limit: Limit, *, segment_bytes: int = 0) -> None:
         self.removed = 0
         self._folder = folder
         self._limit = limit
+        self._reserve_bytes = 3 * segment_bytes
         self._stride = 1
         self._parts: dict[int, int] = {}
 
-    def added(self, part: int) -> None:
+    def added(self, part: int, *, last: bool = False) -> None:
         """A part was written; remove what no longer has room, or the part itself if the sampling leaves it out.
+
+        The ``last`` part of a recording stays, because its metadata tells how it ended. It takes the place of its own
+        segment, which was larger, so nothing else has to go for it.
 
         Raises:
             OSError: a part cannot be looked at or removed.
         """
         self._parts[part] = sum(path.stat().st_size for path in self._files(part))
+        if last:
+            return
         if part % self._stride:
             self._remove(part)
-        room = self._limit.max_bytes - sum(path.stat().st_size for path in self._folder.glob(SPOOL_PATTERN))
+        spool_bytes = sum(path.stat().st_size for path in self._folder.glob(SPOOL_PATTERN))
+        room = self._limit.max_bytes - max(spool_bytes, self._reserve_bytes)
         while len(self._parts) > 1 and sum(self._parts.values()) > room:
             self._thin_out()
 

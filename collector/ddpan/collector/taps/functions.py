@@ -101,9 +101,9 @@ def _wrapper(
     def launch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slot | None:
         launch_ns = now_ns()
         recording = session.recording
-        if recording is None:
-            return None
         try:
+            if recording is None or _in_callback():
+                return None
             group = args[0] if args else kwargs["process_group"]
             return others.launch(recording, group, op, _flat(_input(position, args[1:], kwargs)), launch_ns)
         except Exception as error:
@@ -113,7 +113,7 @@ def _wrapper(
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if session.recording is None or inside.depth or torch.compiler.is_compiling() or _in_callback():
+            if session.recording is None or inside.depth or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             slot = launch(args, kwargs)
             inside.depth += 1
