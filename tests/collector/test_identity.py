@@ -35,16 +35,20 @@ def prefix_stores(folder: Path) -> list[Store]:
     return [PrefixStore("default_pg", store) for store in tcp_stores(folder)]
 
 
+def agree(store: Store, proposal: str, *, attempt: str = "3-0", life: int = 0, taken: set[str] | None = None) -> str:
+    return agree_on_run(store, attempt=attempt, life=life, proposal=proposal, is_taken=(taken or set()).__contains__)
+
+
 @pytest.mark.parametrize("make", [tcp_stores, file_stores, hash_stores, prefix_stores])
 def test_all_ranks_agree(make: Callable[[Path], list[Store]], tmp_path: Path) -> None:
     stores = make(tmp_path)
     proposals = [f"20261130T205019-{rank:08x}" for rank in range(RANKS)]
 
-    def agree(rank: int) -> list[str]:
-        return [agree_on_run(stores[rank], life=life, proposal=f"{proposals[rank]}-{life}") for life in (0, 1)]
+    def agree_twice(rank: int) -> list[str]:
+        return [agree(stores[rank], f"{proposals[rank]}-{life}", life=life) for life in (0, 1)]
 
     with ThreadPoolExecutor(RANKS) as pool:
-        answers = list(pool.map(agree, range(RANKS)))
+        answers = list(pool.map(agree_twice, range(RANKS)))
     assert all(answer == answers[0] for answer in answers)
     first, second = answers[0]
     assert first in {f"{p}-0" for p in proposals}
@@ -52,7 +56,32 @@ def test_all_ranks_agree(make: Callable[[Path], list[Store]], tmp_path: Path) ->
 
 
 def test_a_rank_that_asks_alone_does_not_wait() -> None:
-    assert agree_on_run(HashStore(), life=0, proposal="mine") == "mine"
+    assert agree(HashStore(), "mine") == "mine"
+
+
+def test_a_restarted_job_has_another_run_in_the_same_store() -> None:
+    """The store of torchrun's agent outlives the processes."""
+    store = HashStore()
+    assert [agree(store, f"first-{rank}") for rank in range(3)] == ["first-0"] * 3
+    assert [agree(store, f"second-{rank}", attempt="3-1") for rank in range(3)] == ["second-0"] * 3
+    assert [agree(store, f"smaller-{rank}", attempt="2-1") for rank in range(2)] == ["smaller-0"] * 2
+
+
+def test_a_run_that_has_a_log_of_this_rank_already_is_not_this_run() -> None:
+    """Where a node is replaced, torchrun counts no restart."""
+    store = HashStore()
+    taken = {agree(store, f"first-{rank}") for rank in range(3)}
+    assert [agree(store, f"second-{rank}", taken=taken) for rank in range(3)] == ["second-0"] * 3
+
+
+@pytest.mark.parametrize("make", [tcp_stores, file_stores, prefix_stores])
+def test_a_taken_run_is_replaced_by_one(make: Callable[[Path], list[Store]], tmp_path: Path) -> None:
+    stores = make(tmp_path)
+    taken = {agree(store, "first") for store in stores}
+    with ThreadPoolExecutor(RANKS) as pool:
+        runs = set(pool.map(lambda rank: agree(stores[rank], f"second-{rank}", taken=taken), range(RANKS)))
+    [run] = runs
+    assert run.startswith("second-")
 
 
 def test_run_id() -> None:

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ class Store(Protocol):
     """The part of a c10d store that is used here."""
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Set ``key`` if it is not there, and return what it holds then."""
+        """Set ``key`` if it holds the expected value, or is not there and that is empty; return what it holds then."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,29 @@ def new_run_id(epoch_seconds: float) -> str:
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime(epoch_seconds)) + "-" + secrets.token_hex(4)
 
 
-def agree_on_run(store: Store, *, life: int, proposal: str) -> str:
+def agree_on_run(
+    store: Store, *, attempt: str, life: int, proposal: str, is_taken: Callable[[str], bool] = lambda _: False
+) -> str:
     """The id that all ranks of the default group share: that of whichever rank asks first.
 
     Nobody waits for anybody, and no collective is issued, so it works where only some ranks record.
 
     Args:
-        store: the default group's store.
-        life: how many default groups this process had before, since a launcher's store may outlive a group.
+        store: the default group's store. A launcher's store outlives the processes: what an earlier attempt of the job
+            agreed on is still there.
+        attempt: the attempt of the job, the same on all its ranks.
+        life: how many default groups this process had before.
         proposal: the id to use if no other rank has proposed one.
+        is_taken: whether this rank has a log of a run already, so that the id must be that of an earlier attempt.
     """
-    held: Any = store.compare_set(f"ddpan/run/{life}", "", proposal)
+    key = f"ddpan/run/{attempt}/{life}"
+    held = _text(store.compare_set(key, "", proposal))
+    if held != proposal and is_taken(held):
+        held = _text(store.compare_set(key, held, proposal))
+    return held
+
+
+def _text(held: Any) -> str:
     return held.decode() if isinstance(held, bytes) else str(held)
 
 

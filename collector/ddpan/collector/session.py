@@ -18,9 +18,10 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, distributed_c10d
 
 from .clock import Anchor
-from .identity import Identity, agree_on_run, new_run_id
+from .identity import Identity, agree_on_run, job_of, new_run_id
 from .messages import say, warn_once
 from .recording import Recording
+from .schema import rank_folder
 from .settings import Settings, from_environment
 from .taps import Taps, install_taps, tap_name
 
@@ -137,11 +138,19 @@ class Session:
     def _new_recording(self) -> Recording:
         store = distributed_c10d._get_default_store()
         anchor = Anchor.take()
-        run = agree_on_run(store, life=next(_lives), proposal=new_run_id(anchor.epoch_ns / 1e9))
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        log_dir = self.settings.log_dir.absolute()
+        run = agree_on_run(
+            store,
+            attempt=f"{world_size}-{job_of(self._environ)['restart']}",
+            life=next(_lives),
+            proposal=new_run_id(anchor.epoch_ns / 1e9),
+            is_taken=lambda run: (log_dir / run / rank_folder(rank)).exists(),
+        )
         identity = Identity.of_process(
             run=run,
-            rank=dist.get_rank(),
-            world_size=dist.get_world_size(),
+            rank=rank,
+            world_size=world_size,
             backend=dist.get_backend(),
             environ=self._environ,
         )
