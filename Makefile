@@ -53,7 +53,7 @@ bench: $(STAMP) ## measure overhead, size and throughput
 	@$(VENV)/bin/python benchmarks/size.py
 	@$(VENV)/bin/python benchmarks/throughput.py
 
-eval: $(STAMP) ## judge the verdict on runs whose answer is known (ARGS="--quick", or "--real 30" for real trainings)
+eval: $(STAMP) ## judge the verdict on runs whose answer is known (ARGS="--quick", or "--real 50" for real trainings)
 	@$(VENV)/bin/python -m benchmarks.diagnosis $(ARGS)
 
 clean: ## remove the environments and all that was built

@@ -1,7 +1,7 @@
 """How often the verdict is right: confusion tables and rates on runs whose answer is known.
 
     python -m benchmarks.diagnosis [--runs 2000] [--seed 0] [--quick]     synthetic runs, healthy and faulty
-    python -m benchmarks.diagnosis --real 30                              real trainings on this machine
+    python -m benchmarks.diagnosis --real 50 [--first 0]                  real trainings on this machine, 10 healthy
 
 `population` says how the synthetic runs are drawn and which of their faults anybody could find. A rate is printed with
 its 95 % interval (Wilson). Exits with 1 if a rate misses its bar.
@@ -230,13 +230,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2000, help="healthy and as many faulty synthetic runs")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; others give other runs")
     parser.add_argument("--quick", action="store_true", help="200 and 200 runs: a minute")
-    parser.add_argument("--real", type=int, metavar="N", help="N real trainings instead, 30 or more for all cases")
+    parser.add_argument("--real", type=int, metavar="N", help="N real trainings instead; 25 are all cases")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first real training, to go on")
     parser.add_argument("--failures", action="store_true", help="print every run that is not judged rightly")
     options = parser.parse_args()
     if options.real is not None:
         from .real_runs import judge_real
 
-        rates = judge_real(options.real, options.seed)
+        rates = judge_real(range(options.first, options.first + options.real), options.seed)
     else:
         runs = 200 if options.quick else options.runs
         rates = _synthetic(runs, options.seed, "failed:" if options.failures else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import struct
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ from ddpan.collector.schema import (
 
 ROOT = Path(__file__).parents[1]
 FORMAT = (ROOT / "docs" / "format.md").read_text()
+README = (ROOT / "README.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -69,6 +71,19 @@ HEADER_VALUES: dict[int, int | str] = {
     64: "the-run",
     128: "the-host",
 }
+
+
+def test_answers_in_the_readme_are_those_of_the_program() -> None:
+    """Six kinds of run, recorded or simulated; ``python tests/readme_runs.py`` prints what belongs there."""
+    path = ROOT / "tests" / "readme_runs.py"
+    spec = importlib.util.spec_from_file_location("readme_runs", path)
+    assert spec is not None
+    assert spec.loader is not None
+    runs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(runs)
+    shown = README.partition("<!-- answers: begin -->\n\n")[2].partition("\n<!-- answers: end -->")[0]
+    assert shown == "".join(f"{title}\n\n{runs.quoted(opened())}\n\n" for title, opened in runs.RUNS.items())[:-1]
+    assert len(runs.RUNS) >= 6
 
 
 def tables(text: str) -> Iterator[list[list[str]]]:

@@ -126,12 +126,15 @@ class TestEveryReport:
         assert re.search(r"loading its data|cause,data", text)
 
 
+LATE = "18.4 ms later than the other ranks (95 % confidence interval 17.1 to 19.6 ms)"
+
+
 class TestAnswer:
     def test_slow_rank(self, summaries: dict[str, Summary]) -> None:
         first, cost, step = answer(summaries["slow"])
         amount = re.fullmatch(
-            r"Rank 2 \(on host-000\) is slow in loading its data: by (\S+) ms in nearly every step "
-            r"\(95 % interval (\S+) to (\S+) ms\)\.",
+            r"Rank 2 \(on host-000\) is slow in loading its data: in nearly every step it is (\S+) ms later than the "
+            r"other ranks \(95 % confidence interval (\S+) to (\S+) ms\)\.",
             first,
         )
         assert amount is not None
@@ -139,7 +142,7 @@ class TestAnswer:
         assert low < 30 < high
         assert delay == pytest.approx(30, rel=0.03)
         assert re.fullmatch(
-            r"The other ranks wait for it: a step takes \S+ ms and would take \S+ ms without the delay, "
+            r"The other ranks wait for it: a step takes \S+ ms on average and would take \S+ ms without the delay, "
             r"so \d+ % of the time is lost: \S+ s in 98 steps\.",
             cost,
         )
@@ -150,38 +153,37 @@ class TestAnswer:
         [
             (
                 {"cause": "backward", "first_late_bucket": 4},
-                "Rank 1 (on host-000) is slow in its backward pass, from gradient bucket 4 on: by 18.4 ms in nearly "
-                "every step (95 % interval 17.1 to 19.6 ms).",
+                f"Rank 1 (on host-000) is slow in its backward pass: in nearly every step it is {LATE},"
+                " from gradient bucket 4 on.",
             ),
             (
                 {"cause": "backward", "first_late_bucket": 4, "first_late_parameters": ("a.weight", "a.bias", "b")},
-                "Rank 1 (on host-000) is slow in its backward pass, from gradient bucket 4 on (a.weight and 2 more "
-                "parameters): by 18.4 ms in nearly every step (95 % interval 17.1 to 19.6 ms).",
+                f"Rank 1 (on host-000) is slow in its backward pass: in nearly every step it is {LATE},"
+                " from gradient bucket 4 on (a.weight and 2 more parameters).",
             ),
             (
                 {"cause": "backward", "first_late_bucket": 0},
-                "Rank 1 (on host-000) is slow in its backward pass, already before the first gradient bucket (the "
-                "loss, or the last layers of the model): by 18.4 ms in nearly every step (95 % interval 17.1 to 19.6 "
-                "ms).",
+                f"Rank 1 (on host-000) is slow in its backward pass: in nearly every step it is {LATE},"
+                " already before the first gradient bucket (the loss, or the last layers of the "
+                "model).",
             ),
             (
                 {"cause": "forward", "kind": "onset", "first_step": 512},
-                "Rank 1 (on host-000) is slow in its forward pass: by 18.4 ms in every step since step 512 (95 % "
-                "interval 17.1 to 19.6 ms).",
+                f"Rank 1 (on host-000) is slow in its forward pass: in every step since step 512 it is {LATE}.",
             ),
             (
                 {"cause": "optimizer", "kind": "transient", "first_step": 60, "last_step": 110},
-                "Rank 1 (on host-000) is slow in its optimizer step: by 18.4 ms in steps 60 to 110 (95 % interval 17.1 "
-                "to 19.6 ms).",
+                f"Rank 1 (on host-000) is slow in its optimizer step: in steps 60 to 110 it is {LATE}.",
             ),
             (
                 {"cause": "other", "kind": "intermittent", "affected_steps": 30},
-                "Rank 1 (on host-000) is slow in code of its training loop outside data loading, forward, backward and "
-                "optimizer: by 18.4 ms in 30 of 1,000 steps, now and then (95 % interval 17.1 to 19.6 ms).",
+                "Rank 1 (on host-000) is slow in code of its training loop outside data loading, "
+                f"forward, backward and optimizer: now and then, in 30 of 1,000 steps, it is {LATE}.",
             ),
             (
                 {"cause": None, "delay_low_ns": None, "rank": 77},
-                "Rank 77 is slow in a part of the step that the log does not show: by 18.4 ms in nearly every step.",
+                "Rank 77 is slow in a part of the step that the log does not show: in nearly every "
+                "step it is 18.4 ms later than the other ranks.",
             ),
         ],
     )
@@ -193,41 +195,45 @@ class TestAnswer:
     def test_cost_in_gpu_hours_where_there_are_gpus(self, summaries: dict[str, Summary]) -> None:
         on_gpus = replace(judged(summaries["slow"], VERDICT), devices=("cuda",))
         assert answer(on_gpus)[1] == (
-            "The other ranks wait for it: a step takes 120 ms and would take 102 ms without the delay, so 15 % of the "
-            "time is lost: 18.0 s or 0.32 GPU-hours in 1,000 steps."
+            "The other ranks wait for it: a step takes 120 ms on average and would take 102 ms without the delay, so "
+            "15 % of the time is lost: 18.0 s or 0.32 GPU-hours in 1,000 steps."
         )
 
     def test_several_slow_ranks(self, summaries: dict[str, Summary]) -> None:
         others = [replace(VERDICT, rank=rank, cause="data", delay_low_ns=None) for rank in range(4, 9)]
         assert answer(judged(summaries["slow"], VERDICT, *others))[2] == (
-            "Also slow: rank 4 in loading its data, by 18.4 ms in nearly every step; rank 5 in loading its data, by "
-            "18.4 ms in nearly every step; rank 6 in loading its data, by 18.4 ms in nearly every step; and 2 more "
-            "ranks. With all of these put right, a step would take 88.0 ms."
+            "Also slow: rank 4 in loading its data, 18.4 ms in nearly every step; rank 5 in loading its data, 18.4 ms "
+            "in nearly every step; rank 6 in loading its data, 18.4 ms in nearly every step; and 2 more ranks. "
+            "With all of these put right, a step would take 88.0 ms."
         )
 
     def test_a_slow_host(self, summaries: dict[str, Summary]) -> None:
         first, cost, step = answer(judged(summaries["slow"], replace(VERDICT, ranks=(4, 5, 6, 7), host="node-7")))
         assert first == (
-            "All 4 ranks of host node-7 (4-7) are slow in their forward pass: by 18.4 ms in nearly every step (95 % "
-            "interval 17.1 to 19.6 ms)."
+            f"All 4 ranks of host node-7 (4-7) are slow in their forward pass: in nearly every step they are {LATE}."
         )
-        assert cost.startswith("The other ranks wait for them: a step takes 120 ms and would take 102 ms")
+        assert cost.startswith("The other ranks wait for them: a step takes 120 ms on average and would take 102 ms")
         assert step.startswith("Next: compare node-7 with another host")
 
     def test_a_slow_process_group(self, summaries: dict[str, Summary]) -> None:
         first, *_ = answer(judged(summaries["slow"], replace(VERDICT, ranks=(0, 2), group="mesh_dp")))
-        assert first.startswith("All 2 ranks of process group mesh_dp (0,2) are slow in their forward pass: by 18.4 ms")
+        assert first.startswith("All 2 ranks of process group mesh_dp (0,2) are slow in their forward pass: in nearly")
 
-    @pytest.mark.parametrize(("kind", "when"), [("onset", "since step 512"), ("transient", "in steps 512 to 999")])
-    def test_a_slow_transfer(self, summaries: dict[str, Summary], kind: Any, when: str) -> None:
+    @pytest.mark.parametrize(
+        ("kind", "when", "than"),
+        [("onset", "since step 512", "before"), ("transient", "in steps 512 to 999", "the others")],
+    )
+    def test_a_slow_transfer(self, summaries: dict[str, Summary], kind: Any, when: str, than: str) -> None:
         slow = replace(VERDICT, kind=kind, rank=None, ranks=(), cause="collective", first_step=512)
         changed = judged(summaries["slow"], slow)
         first, cost, step = answer(replace(changed, stragglers=replace(changed.stragglers, named=())))
         assert first == (
             f"No rank is late, but the gradient transfer is slow for all of them {when}: each step takes 18.4 ms "
-            "longer (95 % interval 17.1 to 19.6 ms)."
+            f"longer than {than} (95 % confidence interval 17.1 to 19.6 ms)."
         )
-        assert cost.startswith("A step takes 120 ms and would take 102 ms without the delay, so 15 % of the time")
+        assert cost.startswith(
+            "A step takes 120 ms on average and would take 102 ms without the delay, so 15 % of the time"
+        )
         assert step.startswith("Next: look at the network")
 
     def test_nobody_is_slow(self, summaries: dict[str, Summary]) -> None:
@@ -244,8 +250,8 @@ class TestAnswer:
         changed = replace(changing, stragglers=replace(changing.stragglers, verdict=verdict, named=()))
         _, time, step = answer(changed)
         assert re.match(
-            r"The step time rose from 7\d\.\d to 8\d\.\d ms at step 120 \(95 % interval of the change 1\d\.\d to "
-            r"1\d\.\d ms\), for all ranks alike\. Where the time of a step goes: ",
+            r"The step time rose from 7\d\.\d to 8\d\.\d ms at step 120 \(95 % confidence interval of the change "
+            r"1\d\.\d to 1\d\.\d ms\), for all ranks alike\. Where the time of a step goes: ",
             time,
         )
         assert step.startswith("Next: look for what changed for all ranks at step 120")
@@ -267,14 +273,21 @@ class TestAnswer:
 
     @pytest.mark.parametrize("name", ["alone", "short", "empty"])
     def test_cannot_tell(self, summaries: dict[str, Summary], name: str) -> None:
-        reason = summaries[name].stragglers.verdict.reason
-        assert answer(summaries[name])[0] == f"Cannot tell whether a rank is slow. {reason}"
+        reason, _, advice = summaries[name].stragglers.verdict.reason.partition(" Next: ")
+        lines = answer(summaries[name])
+        assert lines[0] == f"Cannot tell whether a rank is slow. {reason}"
+        assert [line for line in lines if line.startswith("Next: ")] == ([f"Next: {advice}"] if advice else [])
 
     def test_rotating(self, summaries: dict[str, Summary]) -> None:
-        verdict = Verdict(kind="rotating", reason="One is late, each time another.", module=0, steps=98)
-        first, time = answer(judged(summaries["healthy"], verdict))
-        assert first == "No single straggler. One is late, each time another."
-        assert time.startswith("Where the time of a step goes")
+        verdict = replace(VERDICT, kind="rotating", reason="One is late. Next: look for it.", rank=None, ranks=())
+        first, cost, step = answer(judged(summaries["healthy"], verdict))
+        assert first == "No single rank is slow. One is late."
+        assert re.match(
+            r"A step takes 120 ms on average and would take 102 ms without these waits, so 15 % of the time is lost: "
+            r"18\.0 s in 1,000 steps\.$",
+            cost,
+        )
+        assert step == "Next: look for it."
 
 
 VERDICT = Verdict(
@@ -373,7 +386,7 @@ class TestText:
     def test_changes_are_told_in_the_order_of_the_steps(self, summaries: dict[str, Summary]) -> None:
         section = console.render(summaries["changing"]).partition("\nChanges during the run\n")[2].split("\n\n")[0]
         told = [re.sub(r"(\d+)\.\d+", r"\1", line.strip()) for line in section.splitlines()]
-        sure = r" \(95 % interval of the change \d+ to \d+ ms\)\."
+        sure = r" \(95 % confidence interval of the change \d+ to \d+ ms\)\."
         expected = [
             r"- The step time rose from 69 to 7[34] ms at step 60",
             r"- Rank 3 fell behind the other ranks by [45] ms at step 60",

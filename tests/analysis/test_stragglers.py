@@ -126,7 +126,7 @@ class TestNobody:
         verdict = judge(open_run(faulty(delayed(1, delay_ms=60), scenario=replace(HEALTHY, steps=15))))
         assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
         assert verdict.reason == (
-            "Only 13 steps can be compared after warm-up, and at least 20 are needed: record 7 more."
+            "Only 13 steps can be compared after warm-up, and at least 20 are needed. Next: record 7 more."
         )
 
     def test_nothing_but_warmup(self, open_run: OpenRun) -> None:

@@ -133,7 +133,23 @@ class Judgement:
             steps=len(self.arrivals.steps),
             step_time_ns=self.step_time_ns,
         )
+        if kind == "rotating":
+            return self._with_loss(verdict, self._lost_in_turn_ns * len(self.arrivals.steps))
         return self._with_slow_transfer(verdict) if kind == "none" else verdict
+
+    @property
+    def _lost_in_turn_ns(self) -> float:
+        """Mean time of a step that its latest rank costs, whichever it is."""
+        return sum(float(np.nanmean(self.arrivals.lost_ns(column))) for column in range(len(self.arrivals.ranks)))
+
+    def _with_loss(self, verdict: Verdict, lost_ns: float) -> Verdict:
+        """The verdict with what the time ``lost_ns``, over all compared steps, means."""
+        return replace(
+            verdict,
+            step_time_without_ns=(verdict.step_time_ns or 0.0) - lost_ns / len(self.arrivals.steps),
+            lost_seconds=lost_ns / 1e9,
+            lost_gpu_hours=lost_ns / 3.6e12 * len(self.arrivals.members),
+        )
 
     def _with_slow_transfer(self, verdict: Verdict) -> Verdict:
         """The verdict that the transfer is slow for everybody, if it is, or else ``verdict``."""
@@ -142,9 +158,8 @@ class Judgement:
         if found is None:
             return verdict
         steps = self.arrivals.steps[found.affected]
-        lost_ns = found.delay_ns * len(steps)
         slow = replace(
-            verdict,
+            self._with_loss(verdict, found.delay_ns * len(steps)),
             kind="onset" if found.lasts else "transient",
             cause="collective",
             first_step=int(steps[0]),
@@ -155,9 +170,6 @@ class Judgement:
             delay_high_ns=found.high_ns,
             confidence=CONFIDENCE,
             p_value=found.p_value,
-            step_time_without_ns=step_time_ns - lost_ns / len(self.arrivals.steps),
-            lost_seconds=lost_ns / 1e9,
-            lost_gpu_hours=lost_ns / 3.6e12 * len(self.arrivals.members),
         )
         return replace(slow, reason=reasons.slow_transfer(slow, found.usual_ns))
 
@@ -172,8 +184,7 @@ class Judgement:
         if evidence.steps_needed() > len(arrivals.steps):
             return "insufficient_data", reasons.too_correlated(arrivals, evidence)
         if is_rotating(evidence):
-            lost = sum(float(np.nanmean(arrivals.lost_ns(rank))) for rank in range(len(arrivals.ranks)))
-            return "rotating", reasons.rotating(arrivals, lost)
+            return "rotating", reasons.rotating(arrivals, self._lost_in_turn_ns)
         return "none", reasons.nobody(arrivals, evidence, self.last_shares)
 
     def _verdict(self, suspect: _Suspect, pattern: Pattern, rank: int | None = None) -> Verdict:
@@ -200,12 +211,9 @@ class Judgement:
             confidence=CONFIDENCE,
             last_share=float(self.last_shares[[*suspect.columns]].sum()),
             p_value=float(evidence.p_values[suspect.column]),
-            step_time_without_ns=evidence.step_time_ns - lost_ns / len(arrivals.steps),
-            lost_seconds=lost_ns / 1e9,
-            lost_gpu_hours=lost_ns / 3.6e12 * len(arrivals.members),
         )
         found = find_cause(evidence, suspect.arrivals.phases_ns, suspect.column, pattern.affected)
-        caused = self._with_cause(verdict, found)
+        caused = self._with_cause(self._with_loss(verdict, lost_ns), found)
         return replace(caused, reason=reasons.named(caused))
 
     def _with_cause(self, verdict: Verdict, found: tuple[Cause, float] | None) -> Verdict:

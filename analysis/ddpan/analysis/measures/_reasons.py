@@ -107,26 +107,29 @@ def nobody(arrivals: Arrivals, evidence: Evidence, last_shares: Matrix) -> str:
 def rotating(arrivals: Arrivals, lost_ns: float) -> str:
     """Why no rank is named although some rank is far behind in most steps."""
     return (
-        f"In most of {len(arrivals.steps)} steps one rank is far behind all others, but each time another: "
-        f"no rank is to blame, and the waiting costs {duration(lost_ns)} a step. Look for what hits the ranks in turn: "
-        f"uneven batches, garbage collection, data loading, or a shared machine or file system."
+        f"In most of {len(arrivals.steps)} steps one rank is far behind all others, but each time another, and the "
+        f"others wait for it: {duration(lost_ns)} a step. Next: look for what hits the ranks in turn: uneven batches, "
+        f"garbage collection, data loading, or a shared machine or file system."
     )
 
 
 def too_few_ranks(arrivals: Arrivals | None) -> str:
     """Why there is nothing to compare."""
     if arrivals is None:
-        return "The log holds no steps outside warm-up with gradients reduced: train longer or set --skip-warmup."
+        return (
+            "The log holds no steps outside warm-up in which gradients were reduced. Next: train longer, or keep the "
+            "first steps with --skip-warmup 0."
+        )
     if len(arrivals.members) == 1:
         return "Only one rank takes part: there is no other to compare it with."
-    return f"Fewer than two ranks can be compared{_silent(arrivals.silent)}: record all ranks of the run."
+    return f"Fewer than two ranks can be compared{_silent(arrivals.silent)}. Next: record all ranks of the run."
 
 
 def too_few_steps(steps: int, needed: int) -> str:
     """Why the run is too short."""
     return (
-        f"Only {steps} steps can be compared after warm-up, and at least {needed} are needed: "
-        f"record {needed - steps} more."
+        f"Only {steps} steps can be compared after warm-up, and at least {needed} are needed. "
+        f"Next: record {needed - steps} more."
     )
 
 
@@ -134,8 +137,8 @@ def too_correlated(arrivals: Arrivals, evidence: Evidence) -> str:
     """Why many steps can be too few."""
     steps = len(arrivals.steps)
     return (
-        f"The ranks' lateness changes so slowly, over about {evidence.correlation:.0f} steps, that {steps} steps are "
-        f"worth only {len(evidence.blocks_ns)} independent ones: record at least {evidence.steps_needed()} steps."
+        f"Neighbouring steps are so alike that {steps} of them say no more than {len(evidence.blocks_ns)} separate "
+        f"ones would, too few to tell a slow rank from chance. Next: record at least {evidence.steps_needed()} steps."
     )
 
 
@@ -143,7 +146,7 @@ def unseen(arrivals: Arrivals) -> str:
     """Why nobody is cleared as long as some ranks cannot be seen."""
     return (
         f"No rank stands out among the {len(arrivals.ranks)} that can be compared, but a rank that is not among them "
-        f"may be the slow one{_silent(arrivals.silent)}."
+        f"may be the slow one{_silent(arrivals.silent)}. Next: record all ranks of the run."
     )
 
 

@@ -18,12 +18,14 @@ class Verdict:
     A rank is named in the kinds ``persistent`` (slow in nearly all steps), ``onset`` (from a step on), ``transient``
     (in one stretch of steps) and ``intermittent`` (now and then). ``rotating`` means that in most steps one rank is
     far behind, each time another; ``none`` that no rank stands out; ``insufficient_data`` that this log cannot tell.
-    Where no rank is named, the fields on one rank are None. ``onset`` and ``transient`` without a rank and with the
-    cause ``collective`` mean that no rank is late, but the transfer itself takes longer from a step on, or for a while.
+    Where no rank is named, the fields on one rank are None; ``rotating`` has what the waiting costs. ``onset`` and
+    ``transient`` without a rank and with the cause ``collective`` mean that no rank is late, but the transfer itself
+    takes longer from a step on, or for a while.
 
     Attributes:
         kind: see above.
-        reason: one or two sentences in plain words: what was found, or why nobody is named and what is missing.
+        reason: one or two sentences in plain words: what was found, or why nobody is named and what is missing, and
+            after "Next:" what to do about that.
         module: number of the DDP module that is judged; None if the log has none.
         steps: steps that were compared, warm-up left out.
         step_time_ns: mean time of these steps; None if unknown.

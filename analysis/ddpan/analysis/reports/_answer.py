@@ -21,7 +21,7 @@ PARTS: Final = {
     "backward": "backward from the first gradient bucket on",
     "optimizer": "optimizer",
     "other": "other code of the training loop",
-    "wait": "waiting for the last rank",
+    "wait": "waiting for the latest rank",
     "transfer": "gradient transfer after the backward",
 }
 """Parts of a step in words."""
@@ -36,10 +36,15 @@ _WHERE: Final = {
 }
 
 _WHEN: Final = {
-    "persistent": "by {delay} in nearly every step",
-    "onset": "by {delay} in every step since step {first}",
-    "transient": "by {delay} in steps {first} to {last}",
-    "intermittent": "by {delay} in {affected} of {steps}, now and then",
+    "persistent": "in nearly every step",
+    "onset": "in every step since step {first}",
+    "transient": "in steps {first} to {last}",
+    "intermittent": "now and then, in {affected} of {steps},",
+}
+
+_UNDECIDED: Final = {
+    "insufficient_data": "Cannot tell whether a rank is slow.",
+    "rotating": "No single rank is slow.",
 }
 
 _NEXT: Final = {
@@ -61,10 +66,9 @@ _NEXT_HOST: Final = (
 )
 
 _LEVER: Final = {
-    "transfer": "gradient transfer is what could be saved{bucket}; try another bucket_cap_mb (the last bucket hides "
-    "behind nothing, so a smaller one ends sooner), a compressing communication hook, or accumulating gradients under "
-    "no_sync().",
-    "wait": "the ranks wait for whichever is last, not always the same one: look for uneven batches and noisy hosts.",
+    "transfer": "shorten the gradient transfer that no computation overlaps{bucket}: try another bucket_cap_mb, a "
+    "compressing communication hook, or accumulating gradients under no_sync().",
+    "wait": "the ranks wait for whichever is latest, not always the same one: look for uneven batches and noisy hosts.",
     "data": "all ranks wait for their data: more DataLoader workers, faster storage, or less work per sample.",
     "optimizer": "the optimizer takes much of the step on all ranks: try its fused=True or foreach=True.",
     "other": "code outside forward, backward and optimizer takes much of the step: logging, .item(), evaluation.",
@@ -92,16 +96,22 @@ def answer(summary: Summary) -> tuple[str, ...]:
     time = _time(summary, verdict)
     if verdict.cause == "collective":
         return tuple(filter(None, (_transfer(verdict), _gain(summary, verdict), f"Next: {_NEXT[verdict.cause]}")))
-    if verdict.kind == "insufficient_data":
-        return tuple(filter(None, (f"Cannot tell whether a rank is slow. {printable(verdict.reason)}", time)))
-    if verdict.kind == "rotating":
-        return tuple(filter(None, (f"No single straggler. {printable(verdict.reason)}", time)))
+    if verdict.kind in _UNDECIDED:
+        reason, _, advice = printable(verdict.reason).partition(" Next: ")
+        cost = _gain(summary, verdict) or time
+        return tuple(filter(None, (f"{_UNDECIDED[verdict.kind]} {reason}", cost, advice and f"Next: {advice}")))
     return tuple(filter(None, (_nobody(summary, verdict), time, _lever(summary, verdict))))
 
 
 def _slow(summary: Summary, verdict: Verdict) -> tuple[str, ...]:
-    first = f"{_who(summary, verdict)} slow {_where(verdict)}: {_amount(verdict)}."
-    others = [f"{_short(one)} {_where(one)}, {_amount(one)}" for one in summary.stragglers.named if one != verdict]
+    many = len(verdict.ranks) > 1
+    late = f"{_when(verdict)} {'they are' if many else 'it is'} {_delay(verdict)} later than the other ranks"
+    first = f"{_who(summary, verdict)} slow {_where(verdict)}: {late}{_sure(verdict)}{_bucket(verdict)}."
+    others = [
+        f"{_short(one)} {_where(one)}, {_delay(one)} {_when(one).removesuffix(',')}"
+        for one in summary.stragglers.named
+        if one != verdict
+    ]
     also = f"Also slow: {'; '.join(others[:_MOST_OTHERS])}{_more(len(others))}." if others else ""
     step = f"Next: {_next(verdict)}"
     return tuple(filter(None, (first, _cost(summary, verdict), " ".join(filter(None, (also, _all(summary)))), step)))
@@ -114,16 +124,11 @@ def _next(verdict: Verdict) -> str:
 
 
 def _transfer(verdict: Verdict) -> str:
-    when = (
-        f"since step {verdict.first_step}"
-        if verdict.kind == "onset"
-        else f"in steps {verdict.first_step} to {verdict.last_step}"
-    )
-    ends = interval(verdict.delay_low_ns, verdict.delay_high_ns)
-    sure = f" ({verdict.confidence or 0:.0%} interval {ends})".replace("%", " %") if ends else ""
+    begun = verdict.kind == "onset"
+    when = f"since step {verdict.first_step}" if begun else f"in steps {verdict.first_step} to {verdict.last_step}"
     return (
         f"No rank is late, but the gradient transfer is slow for all of them {when}: each step takes "
-        f"{duration(verdict.delay_ns)} longer{sure}."
+        f"{_delay(verdict)} longer than {'before' if begun else 'the others'}{_sure(verdict)}."
     )
 
 
@@ -154,7 +159,7 @@ def _shared(verdict: Verdict) -> str:
 
 
 def _where(verdict: Verdict) -> str:
-    return _WHERE[verdict.cause].format(its="their" if len(verdict.ranks) > 1 else "its") + _bucket(verdict)
+    return _WHERE[verdict.cause].format(its="their" if len(verdict.ranks) > 1 else "its")
 
 
 def _short(verdict: Verdict) -> str:
@@ -172,16 +177,22 @@ def _bucket(verdict: Verdict) -> str:
     return f", from gradient bucket {bucket} on" + (f" ({first}{more})" if first else "")
 
 
-def _amount(verdict: Verdict) -> str:
-    amount = _WHEN[verdict.kind].format(
-        delay=duration(verdict.delay_ns),
+def _when(verdict: Verdict) -> str:
+    return _WHEN[verdict.kind].format(
         first=verdict.first_step,
         last=verdict.last_step,
         affected=verdict.affected_steps,
         steps=plural(verdict.steps, "step"),
     )
+
+
+def _delay(verdict: Verdict) -> str:
+    return duration(verdict.delay_ns)
+
+
+def _sure(verdict: Verdict) -> str:
     ends = interval(verdict.delay_low_ns, verdict.delay_high_ns)
-    return amount + (f" ({verdict.confidence or 0:.0%} interval {ends})".replace("%", " %") if ends else "")
+    return f" ({verdict.confidence or 0:.0%} confidence interval {ends})".replace("%", " %") if ends else ""
 
 
 def _cost(summary: Summary, verdict: Verdict) -> str:
@@ -194,11 +205,12 @@ def _gain(summary: Summary, verdict: Verdict) -> str:
     now, without = verdict.step_time_ns, verdict.step_time_without_ns
     if not now or without is None or verdict.lost_seconds is None:
         return ""
+    what = "these waits" if verdict.kind == "rotating" else "the delay"
     lost = duration(verdict.lost_seconds * 1e9)
     if verdict.lost_gpu_hours is not None and any(device.startswith("cuda") for device in summary.devices):
         lost += f" or {hours(verdict.lost_gpu_hours)} GPU-hours"
     return (
-        f"A step takes {duration(now)} and would take {duration(without)} without the delay, so "
+        f"A step takes {duration(now)} on average and would take {duration(without)} without {what}, so "
         f"{percent(1 - without / now)} of the time is lost: {lost} in {plural(verdict.steps, 'step')}."
     )
 
@@ -246,8 +258,8 @@ def _exposed_bucket(summary: Summary, verdict: Verdict) -> str:
     row = buckets.sort("exposed_share", descending=True).row(0, named=True)
     if row["exposed_share"] < _LEVER_SHARES["transfer"]:
         return ""
-    last = ", the last," if row["bucket"] == buckets["bucket"].max() else ""
-    return f", most of it bucket {row['bucket']}{last} with {percent(row['exposed_share'])} of the step"
+    last = ", the last to be ready," if row["bucket"] == buckets["bucket"].max() else ""
+    return f" (gradient bucket {row['bucket']}{last} alone takes {percent(row['exposed_share'])} of the step)"
 
 
 def _shares(summary: Summary, verdict: Verdict) -> list[tuple[str, float]]:

@@ -75,4 +75,4 @@ def _of_module(row: _Row) -> str:
 def _sure(row: _Row) -> str:
     sign = 1 if row["change_ns"] > 0 else -1
     ends = interval(*sorted(sign * row[end] for end in ("change_low_ns", "change_high_ns")))
-    return f" (95 % interval of the change {ends})" if ends else ""
+    return f" (95 % confidence interval of the change {ends})" if ends else ""
