@@ -85,7 +85,8 @@ class Others:
         if len(awaited) >= _MOST_AWAITED:
             # Nobody will wait for the oldest, so it seems, and it holds on to its tensors.
             del awaited[next(iter(awaited))]
-        awaited[key] = work, slot, now_ns()
+        issued_ns = now_ns()
+        awaited[key] = work, slot, issued_ns
         try:
             future = work.get_future()
         except RuntimeError:
@@ -94,7 +95,9 @@ class Others:
 
         def ended(done: object) -> None:
             end(done)
-            awaited.pop(key, None)
+            if key in awaited:
+                # Let go of the work and its tensors; a call of wait() still tells that the rank did not stand still.
+                awaited[key] = None, slot, issued_ns
 
         future.add_done_callback(ended)
 
