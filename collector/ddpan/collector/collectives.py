@@ -115,16 +115,20 @@ class Collectives:
         segment.keep(offset + COLLECTIVE_END, 8)
 
     def waited(self, slot: Slot, start_ns: int | None, end_ns: int) -> None:
-        """The rank stood still from ``start_ns``, None for the launch, until the end; an end that is known stands."""
+        """The rank stood still from ``start_ns``, None for the launch, until the end.
+
+        An end that is known already stands; where it was earlier than ``start_ns``, the rank stood still for no time.
+        """
         segment, offset = slot
         if segment.converted:
             self._spool.count("late_ends")
             return
+        known_ns = _unpack_time(segment.map, offset + COLLECTIVE_END)[0]
+        since_ns = _unpack_time(segment.map, offset + COLLECTIVE_LAUNCH)[0] if start_ns is None else start_ns
         # The mark first: a reader in between finds no wait rather than a wait that passes for something else.
         segment.map[offset + COLLECTIVE_FLAGS] |= WAITED
-        since_ns = _unpack_time(segment.map, offset + COLLECTIVE_LAUNCH)[0] if start_ns is None else start_ns
-        _pack_time(segment.map, offset + COLLECTIVE_READY, since_ns)
-        if _unpack_time(segment.map, offset + COLLECTIVE_END)[0] == 0:
+        _pack_time(segment.map, offset + COLLECTIVE_READY, min(since_ns, known_ns or end_ns))
+        if known_ns == 0:
             _pack_time(segment.map, offset + COLLECTIVE_END, end_ns)
         segment.keep(offset, COLLECTIVE.size)
 

@@ -33,8 +33,9 @@ class Comparison:
     """The ranks against one another.
 
     Attributes:
-        lateness: launch since the start of the step, less the median over ranks, shape (steps, buckets, ranks);
-            NaN for all ranks where one of them is unknown.
+        lateness: launch since the start of the step, without the time for which the rank stood still in earlier
+            buckets, less the median over ranks, shape (steps, buckets, ranks); NaN for all ranks where one of them is
+            unknown.
         latest: whether no rank launched later, shape (steps, buckets, ranks); false where lateness is NaN.
         wait: duration less the transfer time, shape (steps, buckets, ranks).
         transfer: the shortest duration of any rank, shape (steps, buckets); NaN where one is unknown.
@@ -46,7 +47,9 @@ class Comparison:
     transfer: Floats
 
 
-def communication(launch: Floats, end: Floats, forward_end: Floats, compute_end: Floats) -> Communication:
+def communication(
+    launch: Floats, end: Floats, forward_end: Floats, compute_end: Floats, wait_start: Floats | None = None
+) -> Communication:
     """Communication of each step and rank and the part hidden behind computation; spans may overlap in any way.
 
     Args:
@@ -54,37 +57,57 @@ def communication(launch: Floats, end: Floats, forward_end: Floats, compute_end:
         end: the same shape.
         forward_end: shape (steps, ranks).
         compute_end: the same shape.
+        wait_start: from when on to the end the rank stood still, the end where it did not, shape as of ``end``; None
+            where no rank did. What a rank stands still for is not hidden.
     """
-    if (launch[:, 1:] < launch[:, :-1]).any():
-        order = np.argsort(launch, axis=1)
-        launch, end = np.take_along_axis(launch, order, 1), np.take_along_axis(end, order, 1)
-    # Each span counts from where all earlier ones have ended.
-    begin = launch.copy()
-    np.maximum(begin[:, 1:], np.maximum.accumulate(end, axis=1)[:, :-1], out=begin[:, 1:])
-    comm = np.maximum(end - begin, 0).sum(axis=1)
-    np.maximum(begin, forward_end[:, None], out=begin)
-    hidden = np.maximum(np.minimum(end, compute_end[:, None]) - begin, 0).sum(axis=1)
+    begin, until = _laid_end_to_end(launch, end)
+    comm = np.maximum(until - begin, 0).sum(axis=1)
+    hidden = _within(begin, until, forward_end, compute_end)
+    if wait_start is not None:
+        hidden -= _within(*_laid_end_to_end(wait_start, end), forward_end, compute_end)
     return Communication(comm, hidden)
 
 
-def compare(launch: Floats, end: Floats, start: Floats) -> Comparison:
+def _laid_end_to_end(begin: Floats, end: Floats) -> tuple[Floats, Floats]:
+    """Spans in the order of their beginnings, each counted from where all earlier ones have ended."""
+    if (begin[:, 1:] < begin[:, :-1]).any():
+        order = np.argsort(begin, axis=1)
+        begin, end = np.take_along_axis(begin, order, 1), np.take_along_axis(end, order, 1)
+    begin = begin.copy()
+    np.maximum(begin[:, 1:], np.maximum.accumulate(end, axis=1)[:, :-1], out=begin[:, 1:])
+    return begin, end
+
+
+def _within(begin: Floats, end: Floats, before: Floats, after: Floats) -> Floats:
+    """Length of the spans between ``before`` and ``after``, shape (steps, ranks)."""
+    np.maximum(begin, before[:, None], out=begin)
+    return np.asarray(np.maximum(np.minimum(end, after[:, None]) - begin, 0).sum(axis=1))
+
+
+def compare(launch: Floats, end: Floats, start: Floats, wait_start: Floats | None = None) -> Comparison:
     """Compare the ranks of each collective.
 
     Args:
         launch: shape (steps, buckets, ranks).
         end: the same shape.
         start: start of the step on each rank's clock, shape (steps, ranks).
+        wait_start: as for `communication`. Where ranks stand still for one bucket they launch the next together, so
+            the time that each stood still for earlier buckets does not count towards its arrival at later ones.
     """
     duration = end - launch
     transfer = duration.min(axis=2)
     arrival = launch - start[:, None]
+    if wait_start is not None:
+        arrival[:, 1:] -= np.cumsum((end - wait_start)[:, :-1], axis=1)
     latest = arrival.max(axis=2, keepdims=True)
     # The maximum is NaN where any rank is, so it marks the collectives that cannot be compared.
     median = np.where(np.isnan(latest), np.nan, _median(arrival))
     return Comparison(arrival - median, arrival >= latest, duration - transfer[:, :, None], transfer)
 
 
-def exposed_by_bucket(launch: Floats, end: Floats, forward_end: Floats, compute_end: Floats) -> Floats:
+def exposed_by_bucket(
+    launch: Floats, end: Floats, forward_end: Floats, compute_end: Floats, wait_start: Floats | None = None
+) -> Floats:
     """Communication outside the backward computation, each moment split evenly among the buckets in flight.
 
     Args:
@@ -92,17 +115,24 @@ def exposed_by_bucket(launch: Floats, end: Floats, forward_end: Floats, compute_
         end: the same shape.
         forward_end: shape (steps, ranks).
         compute_end: the same shape.
+        wait_start: as for `communication`.
 
     Returns:
         shape (steps, buckets, ranks); the sum over buckets is the exposed communication of the step.
     """
     before, after = forward_end[:, None], compute_end[:, None]
     usual = ~((launch < before) | (launch > after)).any(axis=1)
+    if wait_start is not None:
+        usual &= ~(wait_start < end).any(axis=1)
     exposed = _exposed_tail(np.maximum(end - after, 0))
     if not usual.all():
         steps, ranks = np.nonzero(~usual)
         exposed[steps, :, ranks] = _exposed_anywhere(
-            launch[steps, :, ranks], end[steps, :, ranks], forward_end[steps, ranks], compute_end[steps, ranks]
+            launch[steps, :, ranks],
+            end[steps, :, ranks],
+            (end if wait_start is None else wait_start)[steps, :, ranks],
+            forward_end[steps, ranks],
+            compute_end[steps, ranks],
         )
     return exposed
 
@@ -129,12 +159,16 @@ def _exposed_tail(tail: Floats) -> Floats:
     return exposed
 
 
-def _exposed_anywhere(launch: Floats, end: Floats, before: Floats, after: Floats) -> Floats:
-    """Shares where a bucket is launched outside the computation; arrays of shape (rows, buckets) and (rows,)."""
-    moments = np.sort(np.concatenate([launch, end, before[:, None], after[:, None]], axis=1), axis=1)
+def _exposed_anywhere(launch: Floats, end: Floats, still: Floats, before: Floats, after: Floats) -> Floats:
+    """Shares where a bucket is launched outside the computation, or the rank stands ``still`` from some moment on.
+
+    Arrays are of shape (rows, buckets) and (rows,).
+    """
+    moments = np.sort(np.concatenate([launch, end, still, before[:, None], after[:, None]], axis=1), axis=1)
     begin, stop = moments[:, :-1, None], moments[:, 1:, None]
     flying = (launch[:, None] <= begin) & (stop <= end[:, None])
     computing = (before[:, None] <= begin[..., 0]) & (stop[..., 0] <= after[:, None])
+    computing &= ~((still[:, None] <= begin) & (stop <= end[:, None])).any(axis=2)
     length = np.where(computing, 0.0, (stop - begin)[..., 0])
     share = length / np.maximum(flying.sum(axis=2), 1)
     return np.asarray((flying * share[..., None]).sum(axis=1))

@@ -106,7 +106,8 @@ class PeerFacts:
             return
         launch, end = lattice.launch[steps, : chunk.buckets], lattice.end[steps, : chunk.buckets]
         computing = lattice.times["forward_end_ns"][steps], lattice.times["compute_end_ns"][steps]
-        own = communication(launch, end, *computing)
+        stood = None if lattice.wait_start is None else lattice.wait_start[steps, : chunk.buckets]
+        own = communication(launch, end, *computing, stood)
         columns["comm_ns"][steps], columns["hidden_ns"][steps] = own.comm, own.hidden
         whole = ~np.isnan(own.comm)
         self.recorded += (~np.isnan(end - launch)).sum(axis=(0, 1))
@@ -115,10 +116,11 @@ class PeerFacts:
             return
         all_take_part = len(chunk.ranks) == launch.shape[2]
         some = slice(None) if all_take_part else chunk.ranks
-        compared = compare(launch[:, :, some], end[:, :, some], columns["step_start_ns"][steps][:, some])
+        still = None if stood is None else stood[:, :, some]
+        compared = compare(launch[:, :, some], end[:, :, some], columns["step_start_ns"][steps][:, some], still)
         _note(columns, steps, some, compared, whole[:, some])
         if not chunk.warmup:
-            exposed = exposed_by_bucket(launch, end, *computing) + np.where(whole, 0.0, np.nan)[:, None]
+            exposed = exposed_by_bucket(launch, end, *computing, stood) + np.where(whole, 0.0, np.nan)[:, None]
             queue = launch - lattice.ready[steps, : chunk.buckets]
             self._add_buckets(lattice, chunk, {"duration": end - launch, "exposed": exposed, "queue": queue}, compared)
 

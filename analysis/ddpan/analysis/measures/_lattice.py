@@ -50,6 +50,7 @@ COLLECTIVE_COLUMNS: Final = (
     "ready_ns",
     "launch_ns",
     "end_ns",
+    "wait_start_ns",
 )
 _MOMENTS: Final = (
     "first_forward_start_ns",
@@ -73,6 +74,8 @@ class Lattice:
         count: buckets that each step should have, shape (steps,).
         payload: bytes of each bucket on one rank, 0 where unknown, shape (steps, buckets).
         ready, launch, end: times of the collectives, shape (steps, buckets, ranks).
+        wait_start: from when on to the end a rank stood still, of the same shape; the end itself where it did not. None
+            where no rank did for any bucket.
         times: of each step's synchronised micro-batch, moments as in the table ``steps``; of the whole step
             ``first_forward_start_ns``, ``data_ns``, ``forward_ns``, ``earlier_backward_ns`` (from the end of each
             earlier forward to the start of the next, without the wait for data) and ``micro_batches``; each of shape
@@ -88,6 +91,7 @@ class Lattice:
     ready: Floats
     launch: Floats
     end: Floats
+    wait_start: Floats | None
     times: Mapping[str, Floats]
     rows: Integers
     disputed: int
@@ -140,8 +144,12 @@ class LatticeBuilder:
         ready, launch, end = (
             _spread(_floats(slots.rows[name], base), where, shape) for name in ("ready_ns", "launch_ns", "end_ns")
         )
+        wait_start = None
+        if slots.rows["wait_start_ns"].null_count() < slots.rows.height:
+            stood_still = slots.rows.select(pl.coalesce("wait_start_ns", "end_ns")).to_series()
+            wait_start = _spread(_floats(stood_still, base), where, shape)
         rows = np.bincount(ranks, minlength=shape[2])
-        return Lattice(numbers, layout, count, payload, ready, launch, end, times, rows, slots.disputed)
+        return Lattice(numbers, layout, count, payload, ready, launch, end, wait_start, times, rows, slots.disputed)
 
     def _counts(self, layout: Integers, at: Integers, slots: Slots) -> Integers:
         """Buckets that each step should have: as the metadata says, but no fewer than some rank has seen."""

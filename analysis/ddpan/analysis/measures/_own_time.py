@@ -1,9 +1,10 @@
-"""A rank's own time: the facts without what it spent in blocking collectives that are not buckets.
+"""A rank's own time: the facts without what it spent standing still in collectives on its way to its last bucket.
 
 DDP broadcasts buffers, such as those of BatchNorm, from rank 0 at the start of the forward, SyncBatchNorm gathers
 within it, and users reduce losses. There ranks wait for each other before they reach their buckets: if rank 0 is late
-with its data, all others spend the delay in their forward and launch their last buckets no sooner than rank 0. With
-that taken out, each rank's time from the start of a step to its last bucket is its own again, and so is each phase.
+with its data, all others spend the delay in their forward and launch their last buckets no sooner than rank 0. ZeRO and
+FSDP gather parameters on the way, and where ZeRO waits for each bucket, ranks meet there as well. With that taken out,
+each rank's time from the start of a step to its last bucket is its own again, and so is each phase.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def _own_time(run: Run) -> pl.DataFrame:
     spans = _spans(run)
     if spans.is_empty() or steps.is_empty():
         return steps
-    inside = [_inside(steps.filter(pl.col("module") == module), spans) for module in steps["module"].unique()]
+    inside = [
+        _inside(steps.filter(pl.col("module") == module), spans, _forwards(run, module))
+        for module in steps["module"].unique()
+    ]
     of_place = [pl.col("span").filter(pl.col("place") == place).sum().alias(place) for place in _PLACES]
     spent = pl.concat(inside).group_by(_KEYS).agg(of_place)
     before, forward, backward = (pl.col(place).fill_null(0) for place in _PLACES)
@@ -60,48 +64,65 @@ def _own_time(run: Run) -> pl.DataFrame:
 
 
 def _spans(run: Run) -> pl.DataFrame:
-    """Time that each rank spent in collectives that are no buckets; what overlaps counts once, with the earlier one."""
-    others = run.collectives().filter(pl.col("module").is_null() & pl.col("end_ns").is_not_null())
-    rows = others.select("rank", "launch_ns", "end_ns").collect().sort("rank", "launch_ns")
+    """Time that each rank spent in collectives, from ``begin_ns`` on; what overlaps counts once, with the earlier one.
+
+    Where the rank was seen to stand still, that is known; ``seen`` says so. Elsewhere it is for `_inside` to judge, and
+    buckets are not among them.
+    """
+    seen = pl.col("wait_start_ns").is_not_null()
+    others = run.collectives().filter((pl.col("module").is_null() | seen) & pl.col("end_ns").is_not_null())
+    begin_ns = pl.coalesce("wait_start_ns", "launch_ns")
+    rows = others.select("rank", "end_ns", begin_ns=begin_ns, seen=seen).collect().sort("rank", "begin_ns")
     ended = pl.col("end_ns").cum_max().shift(1).over("rank").fill_null(0)
-    begin = pl.max_horizontal("launch_ns", ended)
-    return rows.with_columns(span=(pl.col("end_ns") - begin).clip(0)).sort("launch_ns")
+    begin = pl.max_horizontal("begin_ns", ended)
+    spans = rows.with_columns(span=(pl.col("end_ns") - begin).clip(0)).filter(pl.col("span") > 0)
+    return spans.sort("begin_ns")
 
 
-def _inside(steps: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+def _forwards(run: Run, module: int) -> pl.LazyFrame:
+    """Every forward of a module, those of earlier micro-batches included."""
+    return (
+        run.steps()
+        .filter((pl.col("module") == module) & pl.col("forward_end_ns").is_not_null())
+        .select("rank", at="forward_start_ns", forward_end="forward_end_ns")
+    )
+
+
+def _inside(steps: pl.DataFrame, spans: pl.DataFrame, forwards: pl.LazyFrame) -> pl.DataFrame:
     """Spans in which a rank was blocked on its way to the last bucket of a step, by (module, rank, step) and place."""
     # During a collective that blocks the rank nothing else begins or ends there; one that runs beside its work does
     # not delay it.
     blocked = pl.all_horizontal(
-        (pl.col(moment) <= pl.col("launch_ns")) | (pl.col("end_ns") <= pl.col(moment))
+        (pl.col(moment) <= pl.col("begin_ns")) | (pl.col("end_ns") <= pl.col(moment))
         for moment in ("forward_start", "forward_end", "first_launch", "last_launch")
     )
     place = (
         pl.when(pl.col("end_ns") <= pl.col("forward_start"))
         .then(pl.lit("before"))
-        .when(pl.col("end_ns") <= pl.col("forward_end"))
+        .when(pl.col("begin_ns") < pl.col("forward_end"))
         .then(pl.lit("forward"))
         .otherwise(pl.lit("backward"))
     )
-    found = _in_windows(steps, spans).filter(blocked & (pl.col("end_ns") <= pl.col("last_launch")))
+    found = _in_windows(steps, spans, forwards)
+    found = found.filter((pl.col("seen") | blocked) & (pl.col("end_ns") <= pl.col("last_launch")))
     return found.select(*_KEYS, "span", place=place).collect()
 
 
-def _in_windows(steps: pl.DataFrame, spans: pl.DataFrame) -> pl.LazyFrame:
-    """Each span with the moments of the step of ``steps`` that its rank had last begun."""
-    forward = pl.col("forward_ns") // pl.col("micro_batches")
+def _in_windows(steps: pl.DataFrame, spans: pl.DataFrame, forwards: pl.LazyFrame) -> pl.LazyFrame:
+    """Each span with the moments of the step of ``steps``, and the end of the forward, that its rank had last begun."""
     windows = steps.lazy().select(
         *_KEYS,
         at="step_start_ns",
         forward_start="forward_start_ns",
-        forward_end=pl.col("forward_start_ns") + forward,
         first_launch=pl.col("step_start_ns") + pl.col("first_arrival_ns"),
         last_launch=pl.col("step_start_ns") + pl.col("arrival_ns"),
     )
     names = ("module", "step", "forward_start", "forward_end", "first_launch", "last_launch")
-    events = pl.concat([windows.drop_nulls(), spans.lazy().with_columns(at="launch_ns")], how="diagonal")
+    begun = spans.lazy().with_columns(at="begin_ns")
+    # Of equal moments the window comes first, then the forward.
+    events = pl.concat([windows.drop_nulls(), forwards, begun], how="diagonal")
     return (
-        events.sort("rank", "at")
+        events.sort("rank", "at", maintain_order=True)
         .with_columns(pl.col(names).forward_fill().over("rank"))
-        .filter(pl.col("span").is_not_null() & pl.col("step").is_not_null())
+        .filter(pl.col("span").is_not_null() & pl.col("step").is_not_null() & pl.col("forward_end").is_not_null())
     )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.distributed import ProcessGroup
 
 from .patching import Patches
 from .reductions import Reduced, Reductions
@@ -77,16 +78,12 @@ class Engines:
         return self._session.guard(observed)
 
     def _add(self, engine: Any, recording: Recording) -> Reduced:
-        group = (
-            getattr(engine.optimizer, "dp_process_group", None)
-            or getattr(engine, "seq_data_parallel_group", None)
-            or engine.data_parallel_group
-        )
+        parameters = list(engine.module.parameters())
         return self._reductions.add(
             engine,
             recording,
-            group=group,
-            parameters=engine.module.parameters(),
+            group=_group(engine, parameters),
+            parameters=parameters,
             kind="deepspeed",
             name=type(engine.module).__name__,
             zero_stage=int(engine.zero_optimization_stage()),
@@ -117,6 +114,18 @@ class Engines:
 
     def _after_step(self, recording: Recording, known: Reduced, _engine: Any) -> None:
         recording.steps.end_optimizer(known.state)
+
+
+def _group(engine: Any, parameters: Sequence[Any]) -> Any:
+    """The group on which the gradients are reduced: under ZeRO-3 the parameters know it."""
+    places = (
+        *((parameter, "ds_process_group") for parameter in parameters[:1]),
+        (engine.optimizer, "dp_process_group"),
+        (engine, "seq_data_parallel_group"),
+        (engine, "data_parallel_group"),
+    )
+    groups = (getattr(place, name, None) for place, name in places)
+    return next(group for group in groups if isinstance(group, ProcessGroup))
 
 
 def _is_boundary(engine: Any) -> bool:

@@ -57,6 +57,7 @@ class Others:
         """Record that a collective is issued on ``group`` that sends, or as a receive takes in, ``tensors``."""
         number = self._session.group_number(group)
         if recording.steps.paused:
+            self._forget_done()
             if op not in BETWEEN_TWO:
                 recording.collectives.skip(number)
             return None
@@ -85,7 +86,8 @@ class Others:
         if len(awaited) >= _MOST_AWAITED:
             # Nobody will wait for the oldest, so it seems, and it holds on to its tensors.
             del awaited[next(iter(awaited))]
-        awaited[key] = work, slot, now_ns()
+        issued_ns = now_ns()
+        awaited[key] = work, slot, issued_ns
         try:
             future = work.get_future()
         except RuntimeError:
@@ -95,9 +97,17 @@ class Others:
         def ended(done: object) -> None:
             end(done)
             slot[0].keep(slot[1], COLLECTIVE.size)
-            awaited.pop(key, None)
+            entry = awaited.get(key)
+            if entry is not None and entry[1] is slot:
+                # Let go of the work and its tensors; a call of wait() still tells that the rank did not stand still.
+                awaited[key] = None, slot, issued_ns
 
         future.add_done_callback(ended)
+
+    def _forget_done(self) -> None:
+        """Forget works that are over: one that is not recorded may get the id of one of them."""
+        for key in [key for key, (work, _, _) in self._awaited.items() if work is None]:
+            del self._awaited[key]
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         awaited = self._awaited
