@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["Patches"]
+
+_INHERITED: Final = object()
 
 
 class Patches:
@@ -20,11 +22,16 @@ class Patches:
         if original is None:
             return
         replacement = make(original)
-        self._undo.append((owner, name, original))
+        # What a class hands out is not what it holds: of a method of a compiled class it is a function that no longer
+        # binds to an instance, and what a base class holds is not the owner's at all.
+        self._undo.append((owner, name, vars(owner).get(name, _INHERITED)))
         setattr(owner, name, replacement)
 
     def restore(self) -> None:
         """Put everything back, the latest first."""
         while self._undo:
-            owner, name, original = self._undo.pop()
-            setattr(owner, name, original)
+            owner, name, held = self._undo.pop()
+            if held is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, held)
