@@ -123,6 +123,7 @@ LEFT_OUT = {
     "groups.destroy_process_group": "calls what it wraps",
     "groups.init_process_group": "calls what it wraps",
     "groups.new_process_group": "calls what it wraps",
+    "others.wait": "calls what it wraps",
     "optimizer.after": "asks torch whether it compiles",
     "optimizer.before": "asks torch whether it compiles",
 }
