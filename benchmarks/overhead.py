@@ -9,6 +9,7 @@ the processor time of all threads of the process, which varies less than the tim
 
     python benchmarks/overhead.py                 both cases, 2 ranks
     python benchmarks/overhead.py --case hard --rounds 60
+    python benchmarks/overhead.py --unrecorded    the collector on, and every step left out by DDPAN_STEPS
 """
 
 from __future__ import annotations
@@ -125,12 +126,12 @@ def rank_main(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def measure(name: str, rounds: int, seed: int) -> None:
-    """Start the ranks for one case and print its line."""
+def measure(name: str, rounds: int, seed: int, *, steps: str) -> None:
+    """Start the ranks for one case and print its lines; ``steps`` is what is recorded of each block."""
     with tempfile.NamedTemporaryFile(suffix=".json") as result:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
         options = ["--case", name, "--rounds", str(rounds), "--seed", str(seed), "--result", result.name]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "DDPAN_QUIET": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "DDPAN_QUIET": "1", "DDPAN_STEPS": steps}
         environment.pop("DDPAN_LOG_DIR", None)
         subprocess.run([*launcher, *options], check=True, env=environment)
         measured = json.loads(Path(result.name).read_text())
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--case", choices=[*CASES, "all"], default="all")
     parser.add_argument("--rounds", type=int, default=80)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--unrecorded", action="store_true", help="leave every step out with DDPAN_STEPS")
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.result:
@@ -165,7 +167,7 @@ def main() -> None:
         return
     print(f"torch {torch.__version__}, 2 ranks, gloo, one thread and one core each; in brackets 95 % intervals")
     for name in CASES if options.case == "all" else [options.case]:
-        measure(name, options.rounds, options.seed)
+        measure(name, options.rounds, options.seed, steps="1000000:" if options.unrecorded else "0:")
 
 
 if __name__ == "__main__":
