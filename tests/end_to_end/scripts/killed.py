@@ -45,7 +45,7 @@ ENDINGS: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=150))
     rank = dist.get_rank()
     descriptor = os.open(Path(sys.argv[1], f"finished-{rank}"), os.O_RDWR | os.O_CREAT)
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))), bucket_cap_mb=0.008)

@@ -41,7 +41,7 @@ def training(name: str, trace: Trace | None = None) -> torch.Tensor:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{sys.argv[1]}/{name}",
-        timeout=timedelta(seconds=20),
+        timeout=timedelta(seconds=150),
         rank=RANK,
         world_size=WORLD_SIZE,
     )

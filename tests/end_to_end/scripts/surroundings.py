@@ -128,7 +128,7 @@ class Training:
     def run(self, before_step: Callable[[int], object]) -> torch.Tensor:
         """The trained weight."""
         world_size = int(os.environ["WORLD_SIZE"])
-        timeout = timedelta(seconds=60)
+        timeout = timedelta(seconds=150)
         dist.init_process_group("gloo", init_method=self._store, timeout=timeout, rank=RANK, world_size=world_size)
         torch.manual_seed(0)
         model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), bucket_cap_mb=0.001)
