@@ -183,6 +183,7 @@ def report(outcomes: Sequence[Outcome]) -> list[Rate]:
     slow = [one for one in large if one.faults and one.right_ranks]
     covered = [one for outcome in large for one in outcome.covered]
     long = [one for one in faults if one.size >= LARGE and one.steps >= LONG]
+    found = [one for one in long if one.faults and one.right_ranks]
     rates = [
         _rate("healthy runs: a rank is named", (bool(one.named) for one in healthy), 0.01, least=False),
         _rate("visible faults >= 5 % of the step: right ranks", (one.right_ranks for one in large), 0.99),
@@ -194,6 +195,9 @@ def report(outcomes: Sequence[Outcome]) -> list[Rate]:
         _rate("  right causes, of runs with the right ranks", (one.named == one.faults for one in slow), 0.97),
         _rate("  true delay inside the interval, of named ranks", covered, 0.93),
         _rate("faults >= 5 %, 50 steps, visible or not: right ranks", (one.right_ranks for one in long), None),
+        _rate("  right kind", (one.right_kind for one in long), None),
+        _rate("  right causes, of runs with the right ranks", (one.named == one.faults for one in found), None),
+        _rate("  true delay inside the interval, of named ranks", (hit for one in long for hit in one.covered), None),
         _rate("  silence or right", (not one.wrong for one in long), 0.99),
         _rate("faults < 1 % of the step: silence or right", (not one.wrong for one in small), 0.99),
         _rate("all other faults: silence or right", (not one.wrong for one in between), 0.99),

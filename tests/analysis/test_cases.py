@@ -33,7 +33,7 @@ class TestBackwardDelayEqualisedByAllReduce:
     """Rank 1 takes 200 ms longer in its backward, and every rank's backward lasts 293 ms [traceml#252]."""
 
     scenario = Scenario(
-        backward_ns=70 * MS, noise=0.005, faults=(Fault(rank=1, cause="backward", delay_ns=200 * MS, bucket=5),)
+        backward_ns=90 * MS, noise=0.005, faults=(Fault(rank=1, cause="backward", delay_ns=200 * MS, bucket=5),)
     )
 
     def test_wall_times_say_nothing(self) -> None:
@@ -41,7 +41,7 @@ class TestBackwardDelayEqualisedByAllReduce:
         wall = (pl.col("backward_end_ns") - pl.col("forward_end_ns")).median() / MS
         by_rank = steps.group_by("rank").agg(wall.alias("wall"))["wall"]
         assert by_rank.max() - by_rank.min() < 1.0  # type: ignore[operator]
-        assert by_rank.mean() == pytest.approx(273.2, abs=1.0)
+        assert by_rank.mean() == pytest.approx(293.2, abs=1.0)
 
     def test_the_verdict(self, open_run: OpenRun) -> None:
         verdict: Any = stragglers(open_run(self.scenario)).verdict
@@ -198,7 +198,7 @@ def test_the_last_bucket_is_exposed(open_run: OpenRun) -> None:
     assert max(exposed[bucket] for bucket in range(5)) < 0.002
     assert found.stragglers.verdict.kind == "none"
     advice = answer(found)[-1]
-    assert re.search(r"bucket 5, the last, with 7\.\d % of the step", advice)
+    assert re.search(r"gradient bucket 5, the last to be ready, alone takes 7\.\d % of the step", advice)
     assert "bucket_cap_mb" in advice
 
 

@@ -94,7 +94,7 @@ class TestOptions:
     def test_text_is_the_default(self, logs: Path) -> None:
         result = ddpan("summarize", logs)
         assert result.exit_code == 0
-        assert result.stdout.startswith("Rank 2 (on host-000) is slow in loading its data: by ")
+        assert result.stdout.startswith("Rank 2 (on host-000) is slow in loading its data: in nearly every step it is ")
         assert result.stderr == ""
 
     @pytest.mark.parametrize(

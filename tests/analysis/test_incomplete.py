@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpan.analysis.measures.stragglers import stragglers
@@ -75,19 +75,25 @@ class TestMissing:
         assert verdict.step_time_ns - verdict.step_time_without_ns == pytest.approx(18.4 * MS, rel=0.08)
 
 
+ONSET = 110
+
+
 class TestWhatIsLost:
     """Parts of a log taken away: the verdict stays right, or says that it cannot tell."""
 
     slow = simulate(faulty(delayed(1), scenario=replace(HEALTHY, ranks=5, steps=200)))
+    later = simulate(faulty(delayed(1, first_step=ONSET), scenario=replace(HEALTHY, ranks=5, steps=200)))
     healthy = simulate(replace(HEALTHY, ranks=5, steps=200))
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(
         share=st.floats(0, 0.3),
         seed=st.integers(0, 2**32 - 1),
         missing=st.none() | st.integers(0, 4),
         begin=st.integers(0, 150),
     )
+    @example(share=0.3, seed=0, missing=None, begin=60)
+    @example(share=0.3, seed=0, missing=3, begin=0)
     def test_never_wrong(self, share: float, seed: int, missing: int | None, begin: int) -> None:
         kept = {
             name: without(run, share, seed, missing, begin) for name, run in (("slow", self.slow), ("ok", self.healthy))
@@ -99,9 +105,30 @@ class TestWhatIsLost:
         else:
             assert found.verdict.kind == "insufficient_data"
         assert missing == 1 or begin > 100 or found.named
+        begun: Any = stragglers(in_memory(without(self.later, share, seed, missing, begin)))
+        if begun.named:
+            assert [(one.rank, one.cause) for one in begun.named] == [(1, "backward")]
+            # With hardly a step left before it, a delay that began is one that was always there.
+            assert begun.verdict.kind == "onset" or begin > ONSET - 15
+        else:
+            assert begun.verdict.kind == "insufficient_data"
         healthy = stragglers(in_memory(kept["ok"]))
         assert healthy.named == ()
         assert healthy.verdict.kind in ("none", "insufficient_data")
+
+    @settings(max_examples=8, deadline=None)
+    @given(rank=st.integers(0, 4), begin=st.integers(2, 190))
+    def test_the_beginning_of_one_rank(self, rank: int, begin: int) -> None:
+        here = (pl.col("rank") != rank) | (pl.col("step") >= begin)
+        for run in (self.slow, self.healthy):
+            steps, collectives = run.steps.filter(here), run.collectives.filter(here)
+            found = stragglers(in_memory(SyntheticRun(run.scenario, steps, collectives, run.metadata)))
+            if run is self.slow and found.named:
+                assert [(one.kind, one.rank, one.cause) for one in found.named] == [("persistent", 1, "backward")]
+            else:
+                assert found.named == ()
+                silent = ("insufficient_data",) if run is self.slow else ("none", "insufficient_data")
+                assert found.verdict.kind in silent
 
 
 class TestOtherCollectives:
