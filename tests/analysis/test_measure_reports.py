@@ -1,4 +1,4 @@
-"""The reports and commands on one measure: ``ddpan stragglers``, ``ddpan whatif`` and ``ddpan clock``."""
+"""The reports and commands on one measure: ``stragglers``, ``whatif``, ``clock`` and ``collectives``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import polars as pl
 import pytest
 from click.testing import CliRunner, Result
 
-from ddpan.analysis import clock_offsets, load, stragglers, whatif
+from ddpan.analysis import clock_offsets, collectives, load, stragglers, whatif
 from ddpan.analysis.cli import main
 from ddpan.analysis.reports import DOCUMENTS, console
 from ddpan.analysis.reports.clock import clock_document
+from ddpan.analysis.reports.collectives import collectives_document
 from ddpan.analysis.reports.console import Terminal
 from ddpan.analysis.reports.document import Document
 from ddpan.analysis.reports.stragglers import stragglers_document
@@ -49,6 +50,7 @@ MEASURES: Mapping[str, Callable[[Run], Document]] = {
     "stragglers": lambda run: stragglers_document(run, stragglers(run)),
     "whatif": lambda run: whatif_document(run, whatif(run)),
     "clock": lambda run: clock_document(run, clock_offsets(run)),
+    "collectives": lambda run: collectives_document(run, collectives(run)),
 }
 
 
@@ -136,6 +138,13 @@ class TestJson:
         assert parsed["hosts"][0].keys() | parsed["ranks"][0].keys() == clocks
         assert parsed["waits"][0].keys() == waits
 
+    def test_keys_of_collectives(self, runs: dict[str, Run]) -> None:
+        parsed = json.loads(DOCUMENTS["json"](MEASURES["collectives"](runs["slow"])))
+        head, sizes, ranks = documented("ddpan collectives")
+        assert parsed.keys() == head | {"schema_version", "ddpan_version", "answer"}
+        assert parsed["sizes"][0].keys() == sizes
+        assert parsed["ranks"][0].keys() == ranks
+
 
 class TestAnswers:
     def test_whatif(self, runs: dict[str, Run]) -> None:
@@ -217,7 +226,7 @@ class TestCommands:
         result = self.ddpan(command, logs, "--format", form)
         assert result.exit_code == 0
         assert result.stderr == ""
-        assert result.stdout.startswith({"json": "{\n", "csv": "table,module,", "markdown": "**"}.get(form, ""))
+        assert result.stdout.startswith({"json": "{\n", "csv": "table,", "markdown": "**"}.get(form, ""))
 
     @pytest.mark.parametrize("command", MEASURES)
     def test_options(self, logs: Path, tmp_path: Path, command: str) -> None:

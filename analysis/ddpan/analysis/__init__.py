@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .errors import DamagedLogError, DdpanError, NoLogError, UsageError
     from .measures.changes import ChangePoints, change_points
     from .measures.clock import ClockOffsets, clock_offsets
+    from .measures.collectives import CollectiveTables, collectives
     from .measures.facts import Facts, facts
     from .measures.overlap import Overlap, overlap
     from .measures.statistics import Statistics, statistics
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChangePoints",
     "ClockOffsets",
+    "CollectiveTables",
     "DamagedLogError",
     "DdpanError",
     "Facts",
@@ -42,6 +44,7 @@ __all__ = [
     "WhatIf",
     "change_points",
     "clock_offsets",
+    "collectives",
     "facts",
     "find_runs",
     "load",
@@ -56,6 +59,7 @@ _HOMES: Final = {
     "errors": ("DamagedLogError", "DdpanError", "NoLogError", "UsageError"),
     "measures.changes": ("ChangePoints", "change_points"),
     "measures.clock": ("ClockOffsets", "clock_offsets"),
+    "measures.collectives": ("CollectiveTables", "collectives"),
     "measures.facts": ("Facts", "facts"),
     "measures.overlap": ("Overlap", "overlap"),
     "measures.statistics": ("Statistics", "statistics"),

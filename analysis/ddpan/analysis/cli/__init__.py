@@ -4,7 +4,7 @@ from typing import Final
 
 import click
 
-from . import clock, demo, runs, stragglers, summarize, whatif
+from . import clock, collectives, demo, runs, stragglers, summarize, whatif
 from ._group import CommandLine
 
 __all__ = ["main"]
@@ -28,5 +28,5 @@ def main() -> None:
     """Say where the time of a distributed PyTorch training went, and which rank holds up the others."""
 
 
-for _command in (summarize.command, stragglers.command, whatif.command, clock.command, runs.command, demo.command):
-    main.add_command(_command)
+for _module in (summarize, stragglers, whatif, collectives, clock, runs, demo):
+    main.add_command(_module.command)
