@@ -15,6 +15,7 @@ from polars.testing import assert_frame_equal
 from ddpan.analysis.run import load
 from ddpan.analysis.testing import Scenario, SyntheticRun, simulate, write_log
 from ddpan.analysis.testing.log import write_part
+from ddpan.collector.schema import TABLES
 
 SMALL = Scenario(ranks=3, steps=12, buckets=4)
 
@@ -42,7 +43,7 @@ class TestBlocks:
     def test_chosen_columns(self, folder: Path) -> None:
         block = next(iter(load(folder).blocks(steps=["rank", "module", "step"])))
         assert block.steps.columns == ["rank", "module", "step"]
-        assert len(block.collectives.columns) == 13
+        assert len(block.collectives.columns) == len(TABLES["collectives"])
 
     @settings(max_examples=25, deadline=None)
     @given(cuts=st.lists(st.integers(1, 11), min_size=3, max_size=3), seed=st.integers(0, 3))
