@@ -137,6 +137,7 @@ def test_removed_log_stays_removed(surroundings: Surroundings) -> None:
         ("rank_removed", "spool_repairs"),
         ("permission_lost", "dropped_events"),
         ("no_room", "dropped_events"),
+        ("slow", "dropped_events"),
         ("read_only", "dropped_events"),
     ],
 )
