@@ -86,5 +86,5 @@ def test_every_event_is_read_exactly_once(killed: list[Path], read_rank: ReadRan
     assert uncounted == 0, "the log should say how many events were dropped"
     assert (found["lost"], found["doubled"], found["without its end"]) == (0, 0, 0)
     assert found["recorded"] > 100 * len(killed), "the writers should have come far enough to lose something"
-    assert phases["before the first part"] < len(killed) / 2
+    assert phases["before the first part"] < 0.8 * len(killed), "kills should hit writers that turn segments into parts"
     assert phases["writing a part"] + phases["between the two parts"] + phases["writing metadata"] > 0
