@@ -49,3 +49,17 @@ def test_text_that_stderr_cannot_encode(monkeypatch: pytest.MonkeyPatch) -> None
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
     say("cannot record into /daten/für/uns")
+
+
+def test_a_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks share a stderr: what is written in two goes may have another rank's line between them."""
+    written: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stderr", Stream())
+    say("one thing")
+    assert written == ["ddpan: one thing\n"]

@@ -14,7 +14,9 @@ _said: set[str] = set()
 def say(text: str) -> None:
     """Print one line; a closed or broken stderr is no reason to fail."""
     try:
-        print(f"ddpan: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this is the one place that prints
+        # One write: ranks share a stderr, and `print` would leave room for another between the text and its end.
+        sys.stderr.write(f"ddpan: {text}\n")
+        sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         return
 
