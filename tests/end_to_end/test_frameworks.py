@@ -45,7 +45,7 @@ class Framework:
 
 FRAMEWORKS: Final = (
     Framework("Hugging Face accelerate", "accelerate_tutorial"),
-    Framework("Lightning Fabric", "fabric_tutorial"),
+    Framework("Lightning Fabric", "fabric_tutorial", launcher=()),
     Framework("Lightning Trainer", "trainer_tutorial", launcher=()),
 )
 RESTART: Final = "torchrun --max-restarts"
