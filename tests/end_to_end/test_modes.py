@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,15 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 from .conftest import SCRIPTS, environment, run_process
 from .mode_results import as_log, tell
 from .modes import MODES, Mode, Run
-from .write_modes_table import LACKING, PAGE, rows_of_table
+from .write_modes_table import LACKING
 
 if TYPE_CHECKING:
     from .conftest import RunLog
 
 ReadRuns = Callable[[Path], "list[RunLog]"]
 
-RANKS: Final = {"three": 3, "four": 4, "late": 3, "spawn": 2, "fork": 2}
-"""The launches, and the ranks of each; the last two are started by torch.multiprocessing."""
+RANKS: Final = max(mode.ranks for mode in MODES)
+"""A launch has as many ranks as its largest mode; in the others the last ranks stand by."""
 SECONDS: Final = 400
 """Time for a launch with all of its modes, on a machine that does other things as well."""
 
@@ -47,29 +48,34 @@ class Pair:
 
     def runs_of(self, mode: Mode) -> list[Run]:
         """The runs that began while rank 0 was in the mode."""
-        facts = [of_rank[mode.name] for of_rank in self.on]
+        facts = self.facts(mode, self.on)
         return [
             {rank: as_log(log, facts[rank]["told"]) for rank, log in run.ranks.items()}
             for begun_ns, run in self._begun
             if facts[0]["begin_ns"] <= begun_ns <= facts[0]["end_ns"]
         ]
 
+    def facts(self, mode: Mode, launch: list[Any]) -> list[Any]:
+        """What each rank of the mode wrote about it."""
+        return [launch[rank][mode.name] for rank in range(mode.ranks)]
+
     @cached_property
     def _begun(self) -> list[tuple[int, RunLog]]:
         return [(run.ranks[0].metadata["clock"]["anchor_epoch_ns"], run) for run in self.runs]
 
 
+def launch_of(mode: Mode) -> str:
+    """The launch that a mode is part of."""
+    return "torchrun" if mode.launch == "torchrun" else "multiprocessing"
+
+
 def train(launch: str, names: list[str], *, logs: Path | None, out: Path) -> list[Any]:
     """Train modes of one launch, one after the other; what each rank wrote about them."""
-    alone = launch in ("spawn", "fork")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS[launch])]
-    late = str(logs) if launch == "late" and logs is not None else "-"
-    script = [str(SCRIPTS / "run_modes.py"), str(out), launch if alone else "torchrun", late, *names]
-    env = environment(None if launch == "late" else logs, None)
-    command = [sys.executable, *([] if alone else torchrun), *script]
-    outcome = run_process(command, env=env, out=out, cwd=out, timeout=SECONDS)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    command = [sys.executable, *(torchrun if launch == "torchrun" else []), str(SCRIPTS / "run_modes.py"), str(out)]
+    outcome = run_process([*command, *names], env=environment(logs, None), out=out, cwd=out, timeout=SECONDS)
     assert outcome.returncode == 0, outcome.stderr
-    return [outcome.facts(rank) for rank in range(RANKS[launch])]
+    return [json.loads(path.read_text()) for path in sorted(out.glob("facts-*.json"))]
 
 
 def exists(mode: Mode) -> bool:
@@ -90,15 +96,16 @@ def pair(
     pairs: dict[str, Pair | str] = {}
 
     def train_both(launch: str) -> Pair:
-        names = [mode.name for mode in MODES if mode.launch == launch and mode in wanted and exists(mode)]
+        names = [mode.name for mode in MODES if launch_of(mode) == launch and mode in wanted and exists(mode)]
         off, on, logs = (tmp_path_factory.mktemp(name) for name in ("off", "on", "logs"))
         return Pair(train(launch, names, logs=None, out=off), train(launch, names, logs=logs, out=on), read_runs(logs))
 
     def pair_of(mode: Mode) -> Pair:
-        if mode.launch not in pairs:
-            pairs[mode.launch] = "failed before"
-            pairs[mode.launch] = train_both(mode.launch)
-        found = pairs[mode.launch]
+        launch = launch_of(mode)
+        if launch not in pairs:
+            pairs[launch] = "failed before"
+            pairs[launch] = train_both(launch)
+        found = pairs[launch]
         assert isinstance(found, Pair), found
         return found
 
@@ -117,16 +124,16 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 def test_training_is_unchanged(mode: Mode, pair: Callable[[Mode], Pair]) -> None:
     """Parameters, buffers and gradients are the same to the bit."""
     both = pair(mode)
-    for off, on in zip(both.off, both.on, strict=True):
-        assert on[mode.name]["tensors"] == off[mode.name]["tensors"] != []
-        assert on[mode.name]["told"] == off[mode.name]["told"]
+    for off, on in zip(both.facts(mode, both.off), both.facts(mode, both.on), strict=True):
+        assert on["tensors"] == off["tensors"] != []
+        assert on["told"] == off["told"]
 
 
 def test_nothing_is_said_or_lost(mode: Mode, pair: Callable[[Mode], Pair]) -> None:
     """No warning, no error in the collector, nothing dropped."""
     both = pair(mode)
-    for on in both.on:
-        assert [line for line in on[mode.name]["said"] if "recording" not in line] == []
+    for on in both.facts(mode, both.on):
+        assert [line for line in on["said"] if "recording" not in line] == []
     for run in both.runs_of(mode):
         for log in run.values():
             assert log.metadata["closed"]
@@ -157,10 +164,3 @@ def test_rows_are_what_happened(
     runs = pair(mode).runs_of(mode)
     tell((log for run in runs for log in run.values()), record_property)
     mode.expect(runs)
-
-
-def test_documentation_has_every_mode() -> None:
-    rows = rows_of_table(PAGE.read_text())
-    names = [mode.name for mode in MODES]
-    assert len(set(names)) == len(names)
-    assert [name for name in rows if name in names] == names

@@ -66,22 +66,19 @@ def new_run_id(epoch_seconds: float) -> str:
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime(epoch_seconds)) + "-" + secrets.token_hex(4)
 
 
-def agree_on_run(
-    store: Store, *, attempt: str, life: int, proposal: str, is_taken: Callable[[str], bool] = lambda _: False
-) -> str:
+def agree_on_run(store: Store, *, attempt: str, proposal: str, is_taken: Callable[[str], bool]) -> str:
     """The id that all ranks of the default group share: that of whichever rank asks first.
 
     Nobody waits for anybody, and no collective is issued, so it works where only some ranks record.
 
     Args:
-        store: the default group's store. A launcher's store outlives the processes: what an earlier attempt of the job
-            agreed on is still there.
+        store: the default group's store. A launcher's store outlives the group and the processes: what was agreed on
+            for an earlier group, or in an earlier attempt of the job, is still there.
         attempt: the attempt of the job, the same on all its ranks.
-        life: how many default groups this process had before.
         proposal: the id to use if no other rank has proposed one.
-        is_taken: whether this rank has a log of a run already, so that the id must be that of an earlier attempt.
+        is_taken: whether this rank has a log of a run already, so that the run is that of an earlier group.
     """
-    key = f"ddpan/run/{attempt}/{life}"
+    key = f"ddpan/run/{attempt}"
     held = _text(store.compare_set(key, "", proposal))
     if held != proposal and is_taken(held):
         held = _text(store.compare_set(key, held, proposal))

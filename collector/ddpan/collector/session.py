@@ -6,7 +6,6 @@ Taps call into the `Session` through guarded functions: whatever goes wrong in h
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -28,9 +27,6 @@ from .taps import Taps, install_taps, tap_name
 __all__ = ["Session", "current_session", "start", "stop"]
 
 P = ParamSpec("P")
-
-_lives = itertools.count()
-"""Numbers the recordings of this process, the same way on all ranks: each asks the store for a run of its own."""
 
 
 class _Inside(threading.local):
@@ -143,7 +139,6 @@ class Session:
         run = agree_on_run(
             store,
             attempt=f"{world_size}-{job_of(self._environ)['restart']}",
-            life=next(_lives),
             proposal=new_run_id(anchor.epoch_ns / 1e9),
             is_taken=lambda run: (log_dir / run / rank_folder(rank)).exists(),
         )

@@ -13,7 +13,7 @@ MODES = (
     *communication.MODES,
     *several.MODES,
     *autograd.MODES,
-    *compiled.MODES,
     *lifecycle.MODES,
+    *compiled.MODES,
 )
 """Every mode."""

@@ -108,7 +108,9 @@ class Mode:
         name: for the test's id and the table in the documentation.
         train: the training, called on each rank of a fresh default process group.
         expect: what the log must say.
-        launch: which launch it is part of: how many ranks there are, who starts them, and when the recording begins.
+        ranks: how many there are.
+        launch: who starts them: torchrun, or torch.multiprocessing by one of its methods.
+        late: whether the training itself begins the recording, in a process that is not recorded before.
         makes_group: whether the training initialises and destroys the default process group itself.
         option: option of DDP that the mode is about, where not every torch has it.
     """
@@ -116,6 +118,8 @@ class Mode:
     name: str
     train: Callable[[World], Trained]
     expect: Expectation
-    launch: str = "three"
+    ranks: int = 3
+    launch: str = "torchrun"
+    late: bool = False
     makes_group: bool = False
     option: str = ""

@@ -118,10 +118,10 @@ def expect_python_reduced(runs: list[Run]) -> None:
 
 
 MODES = (
-    Mode("torch.compile around DDP, eager", around(backend="eager"), expect_compiled),
-    Mode("torch.compile around DDP, aot_eager", around(backend="aot_eager"), expect_compiled),
-    Mode("torch.compile around DDP, inductor", around(), expect_compiled),
-    Mode("torch.compile inside DDP, aot_eager", inside(backend="aot_eager"), expect_compiled),
-    Mode("torch.compile of a function that calls DDP", whole_step, expect_compiled),
-    Mode("torch.compile with the Python reducer", python_reduced, expect_python_reduced),
+    Mode("torch.compile around DDP, eager", around(backend="eager"), expect_compiled, ranks=2),
+    Mode("torch.compile around DDP, aot_eager", around(backend="aot_eager"), expect_compiled, ranks=2),
+    Mode("torch.compile around DDP, inductor", around(), expect_compiled, ranks=2),
+    Mode("torch.compile inside DDP, aot_eager", inside(backend="aot_eager"), expect_compiled, ranks=2),
+    Mode("torch.compile of a function that calls DDP", whole_step, expect_compiled, ranks=2),
+    Mode("torch.compile with the Python reducer", python_reduced, expect_python_reduced, ranks=2),
 )

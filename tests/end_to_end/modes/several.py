@@ -159,6 +159,6 @@ MODES = (
     Mode("two modules, one after the other", twins, expect_both),
     Mode("two modules, side by side", side_by_side, expect_both),
     Mode("a module thrown away and replaced", replaced, expect_replaced),
-    Mode("two groups of two ranks", subgroups, expect_subgroups, launch="four"),
-    Mode("a module over all ranks and one over a pair", overlapping, expect_overlapping, launch="four"),
+    Mode("two groups of two ranks", subgroups, expect_subgroups, ranks=4),
+    Mode("a module over all ranks and one over a pair", overlapping, expect_overlapping, ranks=4),
 )

@@ -1,4 +1,4 @@
-"""Lightning Fabric, as in its tutorials, with gradient accumulation over two batches."""
+"""Lightning Fabric, as in its tutorials, with gradient accumulation over two batches; it starts the other rank."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Many trainings in one process, one after the other, each in a process group of its own.
 
-Called as ``run_modes.py OUT START LOGS NAME...``. START is ``torchrun`` where this is one rank of several, or a start
-method of torch.multiprocessing, with which two ranks are started. LOGS is the folder for a recording that begins late,
-``-`` for none.
+Called as ``run_modes.py OUT NAME...`` on each rank of torchrun, or with nobody else, to start ranks of its own for each
+mode with torch.multiprocessing.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing.spawn as multiprocessing
+from torch.multiprocessing.spawn import start_processes
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.end_to_end.modes import MODES, Mode, World
 
-RANKS = 2
+RECORDED = "DDPAN_LOG_DIR" in os.environ
 
 
 class Listening(io.TextIOBase):
@@ -47,13 +46,14 @@ class Listening(io.TextIOBase):
         return int(self.behind.fileno())
 
 
-def recorder(logs: str) -> tuple[Callable[[], None], Callable[[], None]]:
-    """What starts and stops a recording by hand, where there is a folder for it."""
-    if logs == "-":
-        return (lambda: None), (lambda: None)
+def starter(mode: Mode) -> Callable[[], None]:
+    """What begins to record, in a mode that begins unrecorded: the collector is stopped now, if there is one."""
+    if not (mode.late and RECORDED):
+        return lambda: None
     from ddpan import collector
 
-    return (lambda: collector.start(logs)), collector.stop
+    collector.stop()
+    return collector.start
 
 
 def run(mode: Mode, world: World) -> tuple[list[str], dict[str, Any]]:
@@ -64,7 +64,8 @@ def run(mode: Mode, world: World) -> tuple[list[str], dict[str, Any]]:
         dist.init_process_group("gloo", init_method=place, rank=world.rank, world_size=world.size)
     trained = mode.train(world)
     tensors, told = [digest(tensor) for tensor in trained.tensors], trained.told
-    # A reducer that outlives its group ends gloo's threads while it holds the interpreter, for which they may wait.
+    # A reducer that outlives its group ends gloo's threads while it holds the interpreter, for which they may wait;
+    # this has nothing to do with the collector.
     del trained
     gc.collect()
     if not mode.makes_group:
@@ -72,26 +73,36 @@ def run(mode: Mode, world: World) -> tuple[list[str], dict[str, Any]]:
     return tensors, told
 
 
-def train_all(rank: int, size: int, out: str, logs: str, names: list[str]) -> None:
-    """Train all modes and write down how each ended."""
+def facts_of(mode: Mode, rank: int, out: Path) -> dict[str, Any]:
+    """Train one mode; how it ended."""
+    listening = sys.stderr = Listening(sys.__stderr__)
+    begin_ns, begin_cpu = time.time_ns(), time.process_time()
+    tensors, told = run(mode, World(rank=rank, size=mode.ranks, out=out, start=starter(mode)))
+    return {
+        "tensors": tensors,
+        "told": told,
+        "begin_ns": begin_ns,
+        "end_ns": time.time_ns(),
+        "cpu_s": time.process_time() - begin_cpu,
+        "said": [line for line in listening.text.splitlines() if line.startswith("ddpan:")],
+    }
+
+
+def train_all(rank: int, out: Path, names: list[str]) -> None:
+    """Train all modes that have this rank, and write down how each ended."""
     torch.set_num_threads(1)
-    start, stop = recorder(logs)
-    facts: dict[str, Any] = {}
-    for name in names:
-        [mode] = [mode for mode in MODES if mode.name == name]
-        listening = sys.stderr = Listening(sys.__stderr__)
-        begin_ns, begin_cpu = time.time_ns(), time.process_time()
-        tensors, told = run(mode, World(rank=rank, size=size, out=Path(out), start=start))
-        stop()
-        facts[name] = {
-            "tensors": tensors,
-            "told": told,
-            "begin_ns": begin_ns,
-            "end_ns": time.time_ns(),
-            "cpu_s": time.process_time() - begin_cpu,
-            "said": [line for line in listening.text.splitlines() if line.startswith("ddpan:")],
-        }
-    Path(out, f"facts-{rank}.json").write_text(json.dumps(facts))
+    # What torch's import leaves behind need not be searched for garbage after each mode.
+    gc.freeze()
+    file = out / f"facts-{rank}.json"
+    facts = json.loads(file.read_text()) if file.exists() else {}
+    facts |= {mode.name: facts_of(mode, rank, out) for mode in modes_of(names) if rank < mode.ranks}
+    file.write_text(json.dumps(facts))
+
+
+def modes_of(names: list[str]) -> list[Mode]:
+    """The modes with these names."""
+    by_name = {mode.name: mode for mode in MODES}
+    return [by_name[name] for name in names]
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -102,13 +113,13 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def main() -> None:
-    out, method, logs, *names = sys.argv[1:]
-    if method == "torchrun":
-        train_all(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), out, logs, names)
-    else:
-        arguments = (RANKS, out, logs, names)
-        start_processes: Callable[..., None] = multiprocessing.start_processes
-        start_processes(train_all, arguments, nprocs=RANKS, start_method=method)
+    out, names = Path(sys.argv[1]), sys.argv[2:]
+    if "RANK" in os.environ:
+        train_all(int(os.environ["RANK"]), out, names)
+        return
+    start: Callable[..., None] = start_processes
+    for mode in modes_of(names):
+        start(train_all, (out, [mode.name]), nprocs=mode.ranks, start_method=mode.launch)
 
 
 if __name__ == "__main__":
