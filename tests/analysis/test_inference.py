@@ -323,6 +323,16 @@ class TestPatterns:
         assert np.mean(found[1].affected == late) > 0.98
         assert found[1].delay_ns == pytest.approx(0.2 * STEP_NS, rel=0.1)
 
+    def test_now_and_then_among_heavy_tails(self) -> None:
+        """On every rank noise passes the limit as often as the delay does, but never by as much."""
+        arrival = arrivals(2, (300, 6), rho=0.0, tail="spikes", sigma=0.004)
+        arrival[np.random.default_rng(1).random(300) < 0.06, 3] += 0.35 * STEP_NS
+        evidence = weigh(arrival, STEP_NS, comparisons=6)
+        assert np.delete(evidence.late.sum(axis=0), 3).min() > 5
+        found = named(arrival)
+        assert {rank: pattern.kind for rank, pattern in found.items()} == {3: "intermittent"}
+        assert found[3].low_ns < 0.35 * STEP_NS < found[3].high_ns
+
     def test_a_rank_late_a_little_more_often_than_all_others_is_not_named(self) -> None:
         arrival = arrivals(3, (3000, 8), sigma=0.01)
         shares = np.array([0.2, *[0.14] * 7])
