@@ -47,6 +47,9 @@ class Modules:
         self.in_hook: ModuleState | None = None
         self.told_by_size = False
 
+    def __len__(self) -> int:
+        return len(self._states)
+
     def forget(self) -> None:
         """Forget all modules: their numbers belong to a recording."""
         self._states.clear()
