@@ -73,7 +73,7 @@ define install
 	$(PYTHON) -m venv --clear --without-pip $(1) && $(PYTHON) -m pip --python $(1)/bin/python install --quiet pip; }
 @rm -f $@
 @sed 's/^torch==.*/torch==$(3)/' constraints.txt > $(1)/constraints.txt
-@{ $(1)/bin/python -m pip install -c $(1)/constraints.txt hatchling && \
+@{ $(1)/bin/python -m pip install -c $(1)/constraints.txt hatchling setuptools && \
 	$(1)/bin/python -m pip install -c $(1)/constraints.txt --no-build-isolation -e '.[$(2)]'; } > $(1)/install.log 2>&1 || { \
 	tail -n 25 $(1)/install.log >&2; echo "installing into $(1) failed; all of pip's output is in $(1)/install.log" >&2; exit 1; }
 @echo "$(CURDIR)" > $@

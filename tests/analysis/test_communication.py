@@ -50,6 +50,35 @@ def test_every_nanosecond_is_counted_once(of: Spans, begin: int, length: int) ->
     assert exposed_by_bucket(launch, end, *window)[0, :, 0] == pytest.approx(exposed)
 
 
+@settings(max_examples=200, deadline=None)
+@given(of=spans, begin=st.integers(0, 40), length=st.integers(0, 40), data=st.data())
+def test_what_a_rank_stands_still_for_is_not_hidden(of: Spans, begin: int, length: int, data: Any) -> None:
+    """Against a count of every nanosecond in which a bucket is in flight, while the rank computes or stands still."""
+    launch, end = arrays(of)
+    still = [data.draw(st.integers(first, last)) for first, last in of]
+    wait_start = np.array(still, np.float64)[None, :, None]
+    window = np.array([[float(begin)]]), np.array([[float(begin + length)]])
+    hidden, exposed = 0, [0.0] * len(of)
+    for moment in range(80):
+        flying = [i for i, (first, last) in enumerate(of) if first <= moment < last]
+        stands = any(since <= moment < last for since, (_, last) in zip(still, of, strict=True))
+        computing = begin <= moment < begin + length and not stands
+        hidden += bool(flying) and computing
+        for i in flying:
+            exposed[i] += 0 if computing else 1 / len(flying)
+    assert communication(launch, end, *window, wait_start).hidden.item() == hidden
+    assert exposed_by_bucket(launch, end, *window, wait_start)[0, :, 0] == pytest.approx(exposed)
+
+
+def test_standing_still_for_a_bucket_does_not_make_the_next_one_late() -> None:
+    """Rank 1 comes 20 ns late to the first bucket; rank 0 waits for it there, so both launch the second together."""
+    launch = np.array([[[10.0, 30.0], [40.0, 40.0]]])
+    end = np.array([[[35.0, 35.0], [50.0, 50.0]]])
+    start = np.zeros((1, 2))
+    assert compare(launch, end, start).lateness[0].tolist() == [[-10, 10], [0, 0]]
+    assert compare(launch, end, start, launch).lateness[0].tolist() == [[-10, 10], [-10, 10]]
+
+
 @settings(max_examples=100, deadline=None)
 @given(of=spans, slack=st.integers(0, 20))
 def test_buckets_launched_during_the_computation(of: Spans, slack: int) -> None:

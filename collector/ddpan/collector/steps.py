@@ -178,9 +178,10 @@ class StepRecorder:
         self.modules.append(state)
         return state
 
-    def begin_forward(self, state: ModuleState, *, synced: bool) -> None:
-        """A forward with gradients enabled begins."""
-        start_ns = now_ns()
+    def begin_forward(self, state: ModuleState, *, synced: bool, start_ns: int | None = None) -> None:
+        """A forward with gradients enabled begins, now or at ``start_ns``."""
+        if start_ns is None:
+            start_ns = now_ns()
         if state.optimizer_open:
             self._set(state, _OPTIMIZER_END, start_ns)
             self._keep_row(state)

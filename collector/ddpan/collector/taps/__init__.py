@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from . import comm_hook, dataloader, ddp, functions, group_hooks, groups, optimizer
 from .compiler import hide_from_compiler
 from .deepspeed import Engines
+from .fsdp import ShardedModels
 from .others import Others
 from .patching import Patches
 from .reductions import Reductions
@@ -43,8 +44,11 @@ class Taps:
     def _install(self, session: Session) -> None:
         self._modules = ddp.Modules(session)
         self._reductions = Reductions(session)
-        self._others = Others(session, self._reductions)
-        self._engines = Engines(session, self._reductions, self._patches)
+        self._others = Others(session, self._reductions, look=self._install_late)
+        self._late = (
+            Engines(session, self._reductions, self._patches),
+            ShardedModels(session, self._reductions, self._patches),
+        )
         available = group_hooks.available()
         self._group_hooks = group_hooks.GroupHooks(session, self._modules, self._others) if available else None
         hide_from_compiler("ddpan.collector", alone=type(session).guard)
@@ -52,16 +56,21 @@ class Taps:
         ddp.install(session, self._modules, self._patches)
         comm_hook.install(session, self._modules, self._patches, own=self._group_hooks is None)
         dataloader.install(session, self._patches)
-        self._undo.append(optimizer.install(session, self._modules))
+        self._undo.append(optimizer.install(session, self._modules, self._reductions))
         if self._group_hooks is None:
             functions.install(session, self._others, self._patches)
         self._others.install(self._patches)
 
     def listen_to(self, group: ProcessGroup) -> None:
         """Listen to a process group."""
-        self._engines.install()
+        self._install_late()
         if self._group_hooks is not None:
             self._group_hooks.attach(group)
+
+    def _install_late(self) -> None:
+        """Watch what may have been imported in the meantime."""
+        for one in self._late:
+            one.install()
 
     def leave(self, group: ProcessGroup) -> None:
         """Stop to listen to a process group."""

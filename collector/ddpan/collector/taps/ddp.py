@@ -49,6 +49,9 @@ class Modules:
         self.told_by_size = False
         self.stepping: weakref.ref[torch.optim.Optimizer] | None = None
 
+    def __len__(self) -> int:
+        return len(self._states)
+
     def forget(self) -> None:
         """Forget all modules: their numbers belong to a recording."""
         self._states.clear()

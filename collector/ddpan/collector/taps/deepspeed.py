@@ -45,9 +45,11 @@ class Engines:
         self._installed = False
 
     def install(self) -> None:
-        """Watch the engines once DeepSpeed is imported; called whenever a process group comes to be."""
+        """Watch the engines once DeepSpeed is imported; called when a process group comes to be, and at collectives."""
+        if self._installed:
+            return
         engine = getattr(sys.modules.get(_MODULE), "DeepSpeedEngine", None)
-        if self._installed or engine is None:
+        if engine is None:
             return
         self._installed = True
         observe = self._observer

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..steps import ModuleState, StepRecorder
-
 if TYPE_CHECKING:
+    from ..recording import Recording
     from ..session import Session
     from .ddp import Modules
+    from .reductions import Reductions
 
 __all__ = ["install"]
 
 
-def install(session: Session, modules: Modules) -> Callable[[], None]:
+def install(session: Session, modules: Modules, reductions: Reductions) -> Callable[[], None]:
     """Time every ``optimizer.step()``; returns what undoes it."""
-    begun = session.guard(lambda optimizer: _tell(session, modules, optimizer, StepRecorder.begin_optimizer))
-    ended = session.guard(lambda optimizer: _tell(session, modules, optimizer, StepRecorder.end_optimizer))
+    begun = session.guard(lambda optimizer: _begin(session.recording, modules, reductions, optimizer))
+    ended = session.guard(lambda optimizer: _end(session.recording, modules, reductions, optimizer))
 
     def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -42,13 +42,22 @@ def install(session: Session, modules: Modules) -> Callable[[], None]:
     return undo
 
 
-def _tell(
-    session: Session,
-    modules: Modules,
-    optimizer: torch.optim.Optimizer,
-    what: Callable[[StepRecorder, ModuleState], None],
+def _begin(
+    recording: Recording | None, modules: Modules, reductions: Reductions, optimizer: torch.optim.Optimizer
 ) -> None:
-    recording = session.recording
-    if recording is not None:
-        for state in modules.of_optimizer(optimizer):
-            what(recording.steps, state)
+    if recording is None:
+        return
+    if not modules and not reductions.has_models:
+        reductions.begin_step_of(optimizer, recording)
+        return
+    for state in modules.of_optimizer(optimizer) or reductions.of_optimizer(optimizer):
+        recording.steps.begin_optimizer(state)
+
+
+def _end(
+    recording: Recording | None, modules: Modules, reductions: Reductions, optimizer: torch.optim.Optimizer
+) -> None:
+    if recording is None or reductions.end_step_of(optimizer, recording):
+        return
+    for state in modules.of_optimizer(optimizer) or reductions.of_optimizer(optimizer):
+        recording.steps.end_optimizer(state)

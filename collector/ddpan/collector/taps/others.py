@@ -36,10 +36,12 @@ class Others:
     Args:
         session: in whose service it records.
         reductions: tells which of the collectives reduce the gradients of a module that is not DDP's.
+        look: looks for frameworks that were imported in the meantime.
     """
 
-    def __init__(self, session: Session, reductions: Reductions) -> None:
+    def __init__(self, session: Session, reductions: Reductions, *, look: Callable[[], None]) -> None:
         self._session = session
+        self._look = look
         self._reductions = reductions
         self._awaited: dict[int, tuple[Any, Slot, int]] = {}
 
@@ -55,6 +57,7 @@ class Others:
         self, recording: Recording, group: dist.ProcessGroup, op: int, tensors: Iterable[torch.Tensor], launch_ns: int
     ) -> Slot | None:
         """Record that a collective is issued on ``group`` that sends, or as a receive takes in, ``tensors``."""
+        self._look()
         number = self._session.group_number(group)
         if recording.steps.paused:
             self._forget_done()

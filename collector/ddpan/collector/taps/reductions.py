@@ -13,8 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.distributed import ProcessGroup
+import torch
+from torch.distributed import ProcessGroup, distributed_c10d
 
+from ..clock import now_ns
 from ..collectives import OP_CODES
 from ..cuda import CudaEvents
 from ..layouts import Layout
@@ -39,11 +41,15 @@ class Reduced:
 
     Attributes:
         state: where it is in its step.
+        parameters: ids of its parameters.
+        ended_ns: end of the last step, of a module of which no more is known than its optimizer.
         layouts: the layouts that were seen, by the sizes of their buckets.
         sizes_bytes: of the reductions in the present backward.
     """
 
     state: ModuleState
+    parameters: frozenset[int] = frozenset()
+    ended_ns: int = 0
     layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict)
     sizes_bytes: list[int] = field(default_factory=list)
 
@@ -56,8 +62,34 @@ class Reductions:
         self._known: dict[int, Reduced] = {}
         self._current: Reduced | None = None
 
-    def __len__(self) -> int:
-        return len(self._known)
+    @property
+    def has_models(self) -> bool:
+        """Whether there is a module of which more is known than its optimizer."""
+        return any(known.ended_ns == 0 for known in self._known.values())
+
+    def begin_step_of(self, optimizer: torch.optim.Optimizer, recording: Recording) -> None:
+        """An optimizer of which nothing is known but its steps begins one: a step lasts from one to the next."""
+        known = self._known.get(id(optimizer)) or self.add(
+            optimizer,
+            recording,
+            kind="optimizer",
+            name=type(optimizer).__name__,
+            group=distributed_c10d._get_default_group(),
+            parameters=[p for group in optimizer.param_groups for p in group["params"]],
+        )
+        start_ns = known.ended_ns or recording.started_ns
+        known.ended_ns = start_ns
+        recording.steps.begin_forward(known.state, synced=True, start_ns=start_ns)
+        recording.steps.begin_optimizer(known.state)
+
+    def end_step_of(self, optimizer: torch.optim.Optimizer, recording: Recording) -> bool:
+        """Such an optimizer has stepped; false if it is none."""
+        known = self._known.get(id(optimizer))
+        if known is None or known.ended_ns == 0:
+            return False
+        recording.steps.end_optimizer(known.state)
+        known.ended_ns = now_ns()
+        return True
 
     def forget(self) -> None:
         """Forget all modules: their numbers belong to a recording."""
@@ -88,7 +120,7 @@ class Reductions:
         size = sum(int(getattr(p, "ds_numel", None) or p.numel()) * p.element_size() for p in trained)
         number = self._session.group_number(group)
         state = recording.steps.add(group=number, names=[], reduced_bytes=size, on_device=on_device)
-        known = self._known[id(owner)] = Reduced(state)
+        known = self._known[id(owner)] = Reduced(state, frozenset(map(id, trained)))
         weakref.finalize(owner, self._drop, id(owner), known)
         info = ModuleInfo(
             kind=kind,
@@ -106,6 +138,15 @@ class Reductions:
         )
         recording.add_module(state.number, info)
         return known
+
+    def of_optimizer(self, optimizer: torch.optim.Optimizer) -> list[ModuleState]:
+        """The modules that hold parameters of the optimizer."""
+        if not self._known:
+            return []
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return [
+            known.state for known in self._known.values() if not (known.ended_ns or own.isdisjoint(known.parameters))
+        ]
 
     def begin_backward(self, known: Reduced) -> None:
         """The backward of a module begins: what reduces on its group from now on is one of its buckets."""
