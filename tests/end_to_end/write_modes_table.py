@@ -66,7 +66,9 @@ def rows_of_table(page: str) -> dict[str, list[str]]:
 def run_tests(python: str, report: Path) -> Results:
     """Run the tests of the modes and read their report."""
     tests = [str(TESTS / name) for name in ("test_modes.py", "test_frameworks.py")]
-    subprocess.run([python, "-m", "pytest", "-q", *tests, f"--junitxml={report}"], cwd=TESTS.parents[1], check=False)
+    # Of the families of reports this one holds what tests tell about themselves.
+    options = ["-q", "-o", "junit_family=xunit1", f"--junitxml={report}"]
+    subprocess.run([python, "-m", "pytest", *options, *tests], cwd=TESTS.parents[1], check=False)
     return read_report(report.read_text())
 
 
