@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.multiprocessing.spawn import start_processes
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
@@ -26,6 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.end_to_end.modes import MODES, Mode, World
 
 RECORDED = "DDPAN_LOG_DIR" in os.environ
+
+KEPT: list[dist.ProcessGroup] = []
+"""Groups that were destroyed. Where a callback on a thread of gloo's held the last reference, the thread would wait for
+itself, and torch abort the process, recorded or not."""
 
 
 class Listening(io.TextIOBase):
@@ -64,11 +69,11 @@ def run(mode: Mode, world: World) -> tuple[list[str], dict[str, Any]]:
         dist.init_process_group("gloo", init_method=place, rank=world.rank, world_size=world.size)
     trained = mode.train(world)
     tensors, told = [digest(tensor) for tensor in trained.tensors], trained.told
-    # A reducer that outlives its group ends gloo's threads while it holds the interpreter, for which they may wait;
-    # this has nothing to do with the collector.
+    # A reducer that outlives its group ends gloo's threads while it holds the interpreter, for which they may wait.
     del trained
     gc.collect()
     if not mode.makes_group:
+        KEPT.extend(distributed_c10d._world.pg_map)
         dist.destroy_process_group()
     return tensors, told
 
@@ -97,6 +102,8 @@ def train_all(rank: int, out: Path, names: list[str]) -> None:
     facts = json.loads(file.read_text()) if file.exists() else {}
     facts |= {mode.name: facts_of(mode, rank, out) for mode in modes_of(names) if rank < mode.ranks}
     file.write_text(json.dumps(facts))
+    # The groups must not end with the interpreter either.
+    os._exit(0)
 
 
 def modes_of(names: list[str]) -> list[Mode]:
