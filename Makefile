@@ -15,6 +15,8 @@ NEXT_STAMP := $(NEXT_VENV)/.installed
 CODE := collector analysis tests benchmarks fixtures
 # What depends on torch; the rest of the tests would only be run twice.
 TORCH_TESTS := tests/collector tests/end_to_end
+# Slow, and about libraries on top of torch: on the second torch only with ONCE= given on make's command line.
+ONCE := tests/end_to_end/test_deepspeed.py tests/end_to_end/test_frameworks.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -37,7 +39,7 @@ test: $(STAMP) ## run all tests (ARGS="-k overlap")
 
 test-torch214: $(NEXT_STAMP) ## run the tests that need torch on torch 2.14
 	@$(NEXT_VENV)/bin/python -c 'import torch; print("torch", torch.__version__)'
-	@$(NEXT_VENV)/bin/python -m pytest $(TORCH_TESTS) $(ARGS)
+	@$(NEXT_VENV)/bin/python -m pytest $(TORCH_TESTS) $(addprefix --ignore=,$(ONCE)) $(ARGS)
 
 check: $(STAMP) ## lint, formatting, types, layers
 	@$(VENV)/bin/ruff check $(CODE)

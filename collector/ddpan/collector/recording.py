@@ -59,7 +59,6 @@ class Recording:
         self.tap = tap
         self.device = device
         self._device_records: DeviceRecords | None = None
-        self.started_ns = now_ns()
         self.groups: dict[int, GroupInfo] = {}
         self.modules: dict[int, ModuleInfo] = {}
         self.folder: Path = settings.log_dir.absolute() / identity.run / rank_folder(identity.rank)

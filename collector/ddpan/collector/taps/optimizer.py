@@ -57,7 +57,10 @@ def _begin(
 def _end(
     recording: Recording | None, modules: Modules, reductions: Reductions, optimizer: torch.optim.Optimizer
 ) -> None:
-    if recording is None or reductions.end_step_of(optimizer, recording):
+    if recording is None:
+        return
+    is_alone = not modules and not reductions.has_models
+    if (is_alone or reductions.get(optimizer) is not None) and reductions.end_step_of(optimizer, recording):
         return
     for state in modules.of_optimizer(optimizer) or reductions.of_optimizer(optimizer):
         recording.steps.end_optimizer(state)

@@ -60,6 +60,7 @@ class Reductions:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._known: dict[int, Reduced] = {}
+        self._first_ended_ns: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._current: Reduced | None = None
 
     @property
@@ -68,7 +69,14 @@ class Reductions:
         return any(known.ended_ns == 0 for known in self._known.values())
 
     def begin_step_of(self, optimizer: torch.optim.Optimizer, recording: Recording) -> None:
-        """An optimizer of which nothing is known but its steps begins one: a step lasts from one to the next."""
+        """An optimizer of which nothing is known but its steps begins one: a step lasts from one to the next.
+
+        The first is left out. Nobody knows when it began, and a module may show up until it is over: one whose forward
+        the optimizer's closure runs, or ran before the recording began.
+        """
+        first_ended_ns = self._first_ended_ns.pop(optimizer, 0)
+        if first_ended_ns == 0 and id(optimizer) not in self._known:
+            return
         known = self._known.get(id(optimizer)) or self.add(
             optimizer,
             recording,
@@ -77,15 +85,16 @@ class Reductions:
             group=distributed_c10d._get_default_group(),
             parameters=[p for group in optimizer.param_groups for p in group["params"]],
         )
-        start_ns = known.ended_ns or recording.started_ns
+        start_ns = known.ended_ns or first_ended_ns
         known.ended_ns = start_ns
         recording.steps.begin_forward(known.state, synced=True, start_ns=start_ns)
         recording.steps.begin_optimizer(known.state)
 
     def end_step_of(self, optimizer: torch.optim.Optimizer, recording: Recording) -> bool:
-        """Such an optimizer has stepped; false if it is none."""
+        """Such an optimizer has stepped; false if it is none, or not known to be one."""
         known = self._known.get(id(optimizer))
         if known is None or known.ended_ns == 0:
+            self._first_ended_ns[optimizer] = now_ns()
             return False
         recording.steps.end_optimizer(known.state)
         known.ended_ns = now_ns()
@@ -94,6 +103,7 @@ class Reductions:
     def forget(self) -> None:
         """Forget all modules: their numbers belong to a recording."""
         self._known.clear()
+        self._first_ended_ns.clear()
         self._current = None
 
     def get(self, owner: object) -> Reduced | None:
