@@ -26,7 +26,7 @@ $(shell for stamp in $(STAMP) $(NEXT_STAMP); do grep -qsxF "$(CURDIR)" $$stamp |
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-torch214 check bench eval clean
+.PHONY: help demo test test-torch214 modes check bench eval clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s%s\n", $$1, $$2 }'
@@ -40,6 +40,9 @@ test: $(STAMP) ## run all tests (ARGS="-k overlap")
 test-torch214: $(NEXT_STAMP) ## run the tests that need torch on torch 2.14
 	@$(NEXT_VENV)/bin/python -c 'import torch; print("torch", torch.__version__)'
 	@$(NEXT_VENV)/bin/python -m pytest $(TORCH_TESTS) $(addprefix --ignore=,$(ONCE)) $(ARGS)
+
+modes: $(STAMP) $(NEXT_STAMP) ## try all ways of using DDP on both torches, and write the table in docs/collector.md
+	@$(VENV)/bin/python tests/end_to_end/write_modes_table.py $(VENV)/bin/python $(NEXT_VENV)/bin/python
 
 check: $(STAMP) ## lint, formatting, types, layers
 	@$(VENV)/bin/ruff check $(CODE)

@@ -15,6 +15,7 @@ import torch
 
 from .conftest import SCRIPTS, environment, run_process
 from .mode_results import as_log, tell
+from .write_modes_table import PAGE, UNCHANGED, rows_of_table
 
 if TYPE_CHECKING:
     from .conftest import Outcome, RankLog, RunLog
@@ -202,3 +203,10 @@ def test_a_restart_is_a_run_of_its_own_in_the_same_job(
     assert first.ranks[1].steps.height == 3
     assert not first.ranks[1].metadata["closed"]
     assert all(log.metadata["closed"] and log.steps.height == 3 for log in second.ranks.values())
+
+
+def test_documentation_has_every_framework() -> None:
+    rows = rows_of_table(PAGE.read_text())
+    for name in (*(framework.name for framework in FRAMEWORKS), RESTART):
+        assert rows[name], name
+        assert all(result.startswith(UNCHANGED) for result in rows[name])

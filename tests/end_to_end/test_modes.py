@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .conftest import SCRIPTS, environment, run_process
 from .mode_results import as_log, tell
 from .modes import MODES, Mode, Run
-from .write_modes_table import LACKING
+from .write_modes_table import LACKING, PAGE, rows_of_table
 
 if TYPE_CHECKING:
     from .conftest import RunLog
@@ -164,3 +164,10 @@ def test_rows_are_what_happened(
     runs = pair(mode).runs_of(mode)
     tell((log for run in runs for log in run.values()), record_property)
     mode.expect(runs)
+
+
+def test_documentation_has_every_mode() -> None:
+    rows = rows_of_table(PAGE.read_text())
+    names = [mode.name for mode in MODES]
+    assert len(set(names)) == len(names)
+    assert [name for name in rows if name in names] == names
