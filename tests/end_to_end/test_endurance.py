@@ -61,8 +61,9 @@ def test_memory_does_not_grow(endurance: Endurance) -> None:
     grown = {what: last[what] - first[what] for what in first}
     print(f"\nfrom step {first['step']} to {last['step']}: {grown}")  # noqa: T201 - the figures, with -s
     assert grown["resident_bytes"] < MAX_GROWTH_BYTES
-    # One object that stayed behind in each step would be one block or more.
-    assert grown["python_blocks"] < 0.1 * grown["step"]
+    # One object that stayed behind in each step would be one block or more; what the background thread has in its hands
+    # is some hundreds, however long the training.
+    assert grown["python_blocks"] < 0.5 * grown["step"]
 
 
 def test_log_keeps_its_limit(endurance: Endurance) -> None:
