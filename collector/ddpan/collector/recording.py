@@ -106,11 +106,6 @@ class Recording:
             self.device = name
             self.metadata_changed()
 
-    @property
-    def on_device(self) -> bool:
-        """Whether some times are those of a device."""
-        return self._device_records is not None
-
     def launched(self, slot: Slot) -> None:
         """A collective was issued; if it runs on a device, its stream will tell when it got there."""
         if self._device_records is not None and self.runs_on_device(slot):

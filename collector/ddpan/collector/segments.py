@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from .backing import Backing
 from .messages import is_full, warn_disk, warn_once
 from .schema import (
@@ -47,13 +49,21 @@ __all__ = [
 STEP: Final = struct.Struct("<7qIHHIHBB")
 COLLECTIVE: Final = struct.Struct("<QQqqqqIHHHHBBBB")
 INT64: Final = struct.Struct("<q")
-STEP_FIELDS: Final = {name: STEP_RECORD.fields[name][1] for name in STEP_RECORD.names}  # type: ignore[index, union-attr]
-COLLECTIVE_GROUP: Final[int] = COLLECTIVE_RECORD.fields["group"][1]  # type: ignore[index]
-COLLECTIVE_FLAGS: Final[int] = COLLECTIVE_RECORD.fields["flags"][1]  # type: ignore[index]
-COLLECTIVE_LAUNCH: Final[int] = COLLECTIVE_RECORD.fields["launch_ns"][1]  # type: ignore[index]
-COLLECTIVE_LAYOUT: Final[int] = COLLECTIVE_RECORD.fields["layout"][1]  # type: ignore[index]
-COLLECTIVE_READY: Final[int] = COLLECTIVE_RECORD.fields["ready_ns"][1]  # type: ignore[index]
-COLLECTIVE_END: Final[int] = COLLECTIVE_RECORD.fields["end_ns"][1]  # type: ignore[index]
+
+
+def _offsets(record: np.dtype[np.void]) -> dict[str, int]:
+    """Where each field of a record begins, in bytes."""
+    return {name: offset for name, (_, offset, *_) in (record.fields or {}).items()}
+
+
+STEP_FIELDS: Final = _offsets(STEP_RECORD)
+_COLLECTIVE_FIELDS: Final = _offsets(COLLECTIVE_RECORD)
+COLLECTIVE_GROUP: Final = _COLLECTIVE_FIELDS["group"]
+COLLECTIVE_FLAGS: Final = _COLLECTIVE_FIELDS["flags"]
+COLLECTIVE_LAUNCH: Final = _COLLECTIVE_FIELDS["launch_ns"]
+COLLECTIVE_LAYOUT: Final = _COLLECTIVE_FIELDS["layout"]
+COLLECTIVE_READY: Final = _COLLECTIVE_FIELDS["ready_ns"]
+COLLECTIVE_END: Final = _COLLECTIVE_FIELDS["end_ns"]
 
 
 def segment_name(number: int) -> str:

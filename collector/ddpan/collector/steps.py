@@ -128,6 +128,12 @@ class ModuleState:
         """Whether every bucket can be told by its address."""
         return self.layout is not None and 0 < len(self.layout.sizes_bytes) == len(self.addresses)
 
+    def launched(self, slot: Slot | None, index: int, size_bytes: int) -> None:
+        """A bucket was launched."""
+        self.slots.append(slot)
+        self.next_bucket = index + 1
+        self.launched_bytes += size_bytes
+
     @property
     def all_launched(self) -> bool:
         """Whether the last bucket of this backward was launched, as far as one can tell."""

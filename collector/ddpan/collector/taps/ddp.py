@@ -114,10 +114,8 @@ class Modules:
         slot = recording.collectives.launch(
             state.group, ALL_REDUCE, size_bytes, launch_ns, state.number, state.step, index, layout
         )
-        state.slots.append(slot)
-        state.next_bucket = index + 1
-        state.launched_bytes += size_bytes
-        if slot is not None and recording.on_device:
+        state.launched(slot, index, size_bytes)
+        if slot is not None:
             recording.launched(slot)
         if index >= state.may_be_last and state.all_launched:
             self.follow_backward(state)

@@ -8,50 +8,29 @@ last one, in which the step ends.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import ProcessGroup
 
-from .patching import Patches
-from .reductions import Reduced, Reductions
+from .late import LateTap
+from .reductions import Reduced
 
 if TYPE_CHECKING:
     from ..recording import Recording
-    from ..session import Session
 
 __all__ = ["Engines"]
-
-_MODULE: Final = "deepspeed.runtime.engine"
 
 Observer = Callable[[Any], None]
 
 
-class Engines:
-    """DeepSpeed's engines of this process.
+class Engines(LateTap):
+    """DeepSpeed's engines of this process."""
 
-    Args:
-        session: in whose service they are watched.
-        reductions: learns of their backwards.
-        patches: holds what is replaced.
-    """
+    place = ("deepspeed.runtime.engine", "DeepSpeedEngine")
 
-    def __init__(self, session: Session, reductions: Reductions, patches: Patches) -> None:
-        self._session = session
-        self._reductions = reductions
-        self._patches = patches
-        self._installed = False
-
-    def install(self) -> None:
-        """Watch the engines once DeepSpeed is imported; called when a process group comes to be, and at collectives."""
-        if self._installed:
-            return
-        engine = getattr(sys.modules.get(_MODULE), "DeepSpeedEngine", None)
-        if engine is None:
-            return
-        self._installed = True
+    def _watch(self, watched: Any) -> None:
         observe = self._observer
         around = {
             "forward": (observe(self._before_forward), observe(self._after_forward)),
@@ -61,7 +40,7 @@ class Engines:
             "step": (observe(self._before_step), observe(self._after_step)),
         }
         for name, (before, after) in around.items():
-            self._patches.replace(engine, name, functools.partial(_watched, before=before, after=after))
+            self._patches.replace(watched, name, functools.partial(_watched, before=before, after=after))
 
     def _observer(self, observe: Callable[[Recording, Reduced, Any], None]) -> Observer:
         """``observe``, called only for engines that are recorded."""

@@ -7,53 +7,30 @@ What is wrapped here are methods that those hooks look up each time.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import torch
 
-from .patching import Patches
-from .reductions import Reduced, Reductions
-
-if TYPE_CHECKING:
-    from ..session import Session
+from .late import LateTap
+from .reductions import Reduced
 
 __all__ = ["ShardedModels"]
 
-_MODULE: Final = "torch.distributed.fsdp._fully_shard._fsdp_state"
 
+class ShardedModels(LateTap):
+    """The models of this process that FSDP2 shards."""
 
-class ShardedModels:
-    """The models of this process that FSDP2 shards.
+    place = ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState")
 
-    Args:
-        session: in whose service they are watched.
-        reductions: learns of their backwards.
-        patches: holds what is replaced.
-    """
-
-    def __init__(self, session: Session, reductions: Reductions, patches: Patches) -> None:
-        self._session = session
-        self._reductions = reductions
-        self._patches = patches
-        self._installed = False
-
-    def install(self) -> None:
-        """Watch the models once FSDP2 is imported; called whenever a process group comes to be, and at collectives."""
-        if self._installed:
-            return
-        state = getattr(sys.modules.get(_MODULE), "FSDPState", None)
-        if state is None:
-            return
-        self._installed = True
+    def _watch(self, watched: Any) -> None:
         guard = self._session.guard
         replace = self._patches.replace
-        replace(state, "_root_pre_forward", functools.partial(_preceded, self._is_root, guard(self._begin_forward)))
-        replace(state, "_register_pre_backward_hook", functools.partial(_followed, guard(self._end_forward)))
-        replace(state, "_pre_backward", functools.partial(_announced, guard(self._begin_backward)))
+        replace(watched, "_root_pre_forward", functools.partial(_preceded, self._is_root, guard(self._begin_forward)))
+        replace(watched, "_register_pre_backward_hook", functools.partial(_followed, guard(self._end_forward)))
+        replace(watched, "_pre_backward", functools.partial(_announced, guard(self._begin_backward)))
         around = (guard(self._end_compute), guard(self._end_backward))
-        replace(state, "_root_post_backward_final_callback", functools.partial(_surrounded, *around))
+        replace(watched, "_root_post_backward_final_callback", functools.partial(_surrounded, *around))
 
     def _is_root(self, state: Any) -> bool:
         """Whether this is the beginning of the forward of a whole model, with gradients."""

@@ -173,9 +173,7 @@ class Reductions:
         index = min(state.next_bucket, NONE16 - 1)
         layout = NONE16 if state.layout is None else state.layout.number
         slot = recording.collectives.launch(group, op, size_bytes, launch_ns, state.number, state.step, index, layout)
-        state.slots.append(slot)
-        state.next_bucket = index + 1
-        state.launched_bytes += size_bytes
+        state.launched(slot, index, size_bytes)
         known.sizes_bytes.append(size_bytes)
         return slot
 
