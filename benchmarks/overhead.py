@@ -1,30 +1,34 @@
 """What the collector costs: step time with and without it, in one run, in alternation.
 
-Blocks of steps follow each other in random order, three to a round: one with the collector on, two with it off. All
-train the same module. Each block wraps it in a DDP of its own, so that a communication hook, which no reducer gives
-back, is there in one and not in the next; wrapping, starting, stopping and the steps in which buckets are rebuilt are
-not timed. Printed is the median over rounds of a ratio of mean step times, with a bootstrap interval: the block with
-the collector to the mean of the two without, and as a control one without to the other, which should be 1. The same for
-the processor time of all threads of the process, which varies less than the time that two ranks wait for each other.
+Three trainings run side by side, two ranks each: one is recorded, switched on by the environment variable as users do
+it, two are not. They take turns in random order, some steps each, while the other two wait: so all three see the same
+changes in the speed of the machine, which are larger than what is measured. The first steps of a turn, which find the
+caches full of the others' data, are not timed. Where a process has its memory makes a difference of its own, so all
+are started anew several times. Printed is the median over turns of a ratio of step times: the recorded training to the
+mean of the other two, and as a control one of these to the other, which should be 1. The intervals are bootstrap
+intervals over starts and over turns within them. The processor time is that of all threads of all ranks in the timed
+steps.
 
-    python benchmarks/overhead.py                 both cases, 2 ranks
-    python benchmarks/overhead.py --case hard --rounds 60
+    python benchmarks/overhead.py                 both cases
+    python benchmarks/overhead.py --case hard --starts 12 --turns 40
     python benchmarks/overhead.py --unrecorded    the collector on, and every step left out by DDPAN_STEPS
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +37,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpan import collector
+RANKS: Final = 2
+WARM_UP: Final = 5
+"""Steps until DDP has rebuilt its buckets."""
 
 
 @dataclass(frozen=True)
@@ -44,103 +50,132 @@ class Case:
     width: int
     batch: int
     bucket_cap_mb: float | None
-    steps: int
+    untimed: int
+    timed: int
     bar: float
     what: str
 
 
-WARM_UP = 3
-"""Steps until DDP has rebuilt its buckets and both sides are as warm."""
-
 CASES = {
-    "default": Case(6, 2048, 32, None, 8, 1.01, "model of 100 MB, default buckets of 25 MiB"),
-    "hard": Case(12, 512, 72, 1.0, 30, 1.02, "12 buckets of 1 MiB"),
+    "default": Case(6, 2048, 32, None, 1, 3, 1.01, "model of 100 MB, default buckets of 25 MiB"),
+    "hard": Case(12, 512, 88, 1.0, 2, 8, 1.02, "12 buckets of 1 MiB"),
 }
 
+Measured = npt.NDArray[np.float64]
+"""Step time, or processor time, in seconds: shape (starts, turns)."""
 
-class Trainer:
-    """One module and its optimizer, wrapped in a new DDP for each block of steps."""
 
-    def __init__(self, case: Case) -> None:
-        torch.manual_seed(0)
-        self._case = case
-        self._module = nn.Sequential(*(nn.Linear(case.width, case.width) for _ in range(case.layers)))
-        self._optimizer = torch.optim.SGD(self._module.parameters(), lr=1e-4)
-        self._inputs = torch.randn(case.batch, case.width)
+def rank_main(case: Case) -> None:
+    """What each rank runs: a turn for each line that it reads, answered by its times in seconds."""
+    # A core for each rank, on which the threads of training and of gloo take turns but do not interrupt each other: a
+    # scheduler that moves threads about, or lets each wake-up preempt, makes more noise than what is measured.
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(os.environ["LOCAL_RANK"])]})
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    module = nn.Sequential(*(nn.Linear(case.width, case.width) for _ in range(case.layers)))
+    model = DistributedDataParallel(module, bucket_cap_mb=case.bucket_cap_mb)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
+    inputs = torch.randn(case.batch, case.width)
 
-    def block(self, log_dir: str | None) -> tuple[float, float]:
-        """Mean step time and processor time of a step in seconds, recorded where there is a ``log_dir``."""
-        if log_dir is not None:
-            collector.start(log_dir)
-        model = DistributedDataParallel(self._module, bucket_cap_mb=self._case.bucket_cap_mb)
-        for _ in range(WARM_UP):
-            self._step(model)
-        gc.collect()
-        dist.barrier()
+    def train(steps: int) -> tuple[float, float]:
         began, busy = time.perf_counter(), time.process_time()
-        for _ in range(self._case.steps):
-            self._step(model)
-        ended, busy = time.perf_counter(), time.process_time() - busy
-        dist.barrier()
-        if log_dir is not None:
-            collector.stop()
-        return (ended - began) / self._case.steps, busy / self._case.steps
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        return (time.perf_counter() - began) / steps, (time.process_time() - busy) / steps
 
-    def _step(self, model: nn.Module) -> None:
-        self._optimizer.zero_grad()
-        model(self._inputs).square().mean().backward()
-        self._optimizer.step()
+    train(WARM_UP)
+    for _ in sys.stdin:
+        train(case.untimed)
+        print(json.dumps(train(case.timed)), flush=True)
 
 
-def train(case: Case, rounds: int, seed: int, log_dir: str) -> list[list[tuple[float, float]]]:
-    """Step time and processor time of each round's blocks: with the collector, without, and without."""
-    trainer = Trainer(case)
-    order = random.Random(seed)
-    measured = []
-    for _ in range(rounds + 1):
-        blocks = [(0.0, 0.0)] * 3
-        for place in order.sample(range(3), 3):
-            blocks[place] = trainer.block(log_dir if place == 0 else None)
-        measured.append(blocks)
-    return measured[1:]
+class Training:
+    """The ranks of one training, waiting for their turns; ``environment`` is added to the ranks'."""
+
+    def __init__(self, case: str, environment: dict[str, str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        common = {k: v for k, v in os.environ.items() if not k.startswith("DDPAN_")}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
+        common |= {"OMP_NUM_THREADS": "1", **environment}
+        self._ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank", "--case", case],
+                env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(RANKS)
+        ]
+
+    def turn(self) -> tuple[float, float]:
+        """Step time, and processor time of a step on all ranks, in seconds."""
+        for rank in self._ranks:
+            if rank.stdin is not None:
+                rank.stdin.write("\n")
+                rank.stdin.flush()
+        lines = [rank.stdout.readline() for rank in self._ranks if rank.stdout is not None]
+        if not all(lines):
+            raise RuntimeError("a rank ended before its time; what it said is above")
+        answers = [json.loads(line) for line in lines]
+        return max(step for step, _ in answers), sum(busy for _, busy in answers)
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self._ranks:
+            rank.kill()
+            rank.communicate()
 
 
-def interval(ratios: npt.NDArray[np.float64], *, draws: int = 10_000) -> tuple[float, float, float]:
-    """Median of ``ratios`` and the 2.5 and 97.5 percentiles of its bootstrap distribution."""
-    drawn = np.random.default_rng(0).choice(ratios, (draws, len(ratios)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+def one_start(case: str, environments: list[dict[str, str]], turns: int, order: random.Random) -> Measured:
+    """Step times and processor times of trainings with these environments, shape (2, turns, trainings)."""
+    measured = np.zeros((2, turns, len(environments)))
+    with ExitStack() as stack:
+        trainings = [stack.enter_context(Training(case, environment)) for environment in environments]
+        for training in trainings:
+            training.turn()
+        for turn in range(turns):
+            for k in order.sample(range(len(trainings)), len(trainings)):
+                measured[:, turn, k] = trainings[k].turn()
+    return measured
+
+
+def interval(ratios: Measured, *, draws: int = 4_000) -> tuple[float, float, float]:
+    """Median of all ratios and the 2.5 and 97.5 percentiles of its bootstrap over starts, and turns within."""
+    random_ = np.random.default_rng(0)
+    starts, turns = ratios.shape
+    medians = np.empty(draws)
+    for draw in range(draws):
+        rows = random_.integers(starts, size=(starts, 1))
+        medians[draw] = np.median(ratios[rows, random_.integers(turns, size=(starts, turns))])
+    low, high = np.percentile(medians, [2.5, 97.5])
     return float(np.median(ratios)), float(low), float(high)
 
 
-def rank_main(options: argparse.Namespace) -> None:
-    """What each rank runs."""
-    # A core for each rank: a scheduler that moves threads about makes more noise than what is measured.
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(os.environ["LOCAL_RANK"])]})
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    with tempfile.TemporaryDirectory() as folder:
-        measured = train(CASES[options.case], options.rounds, options.seed, folder)
-    if dist.get_rank() == 0:
-        Path(options.result).write_text(json.dumps(measured))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def measure(name: str, rounds: int, seed: int, *, steps: str) -> None:
-    """Start the ranks for one case and print its lines; ``steps`` is what is recorded of each block."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as result:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-        options = ["--case", name, "--rounds", str(rounds), "--seed", str(seed), "--result", result.name]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "DDPAN_QUIET": "1", "DDPAN_STEPS": steps}
-        environment.pop("DDPAN_LOG_DIR", None)
-        subprocess.run([*launcher, *options], check=True, env=environment)
-        measured = json.loads(Path(result.name).read_text())
-    case = CASES[name]
-    (on, busy_on), (off, busy_off), (again, busy_again) = np.array(measured).transpose(1, 2, 0)
+def measure(name: str, starts: int, turns: int, seed: int, *, steps: str) -> None:
+    """Run one case and print its lines; ``steps`` is what is recorded."""
+    case, order = CASES[name], random.Random(seed)
+    measured = []
+    for _ in range(starts):
+        with tempfile.TemporaryDirectory() as folder:
+            recorded = {"DDPAN_LOG_DIR": folder, "DDPAN_STEPS": steps, "DDPAN_QUIET": "1"}
+            measured.append(one_start(name, [recorded, {}, {}], turns, order))
+            if not any(Path(folder).iterdir()):
+                raise RuntimeError("nothing was recorded: is ddpan installed for this interpreter?")
+    (on, off, again), (busy_on, busy_off, busy_again) = np.array(measured).transpose(1, 3, 0, 2)
     middle, low, high = interval(2 * on / (off + again))
     verdict = "met" if high <= case.bar else "not met"
     print(
-        f"{name}: {case.what}; step {np.median(off) * 1e3:.1f} ms, {len(on)} rounds of 3 blocks of {case.steps} steps\n"
+        f"{name}: {case.what}; step {np.median(off) * 1e3:.1f} ms, "
+        f"{starts} starts of {turns} turns of {case.timed} steps\n"
         f"  step time, on / off        {middle:.4f} ({low:.4f} to {high:.4f}); upper bound {case.bar}: {verdict}\n"
         f"  step time, off / off       {_told(off / again)}\n"
         f"  processor time, on / off   {_told(2 * busy_on / (busy_off + busy_again))}\n"
@@ -149,25 +184,27 @@ def measure(name: str, rounds: int, seed: int, *, steps: str) -> None:
     )
 
 
-def _told(ratios: npt.NDArray[np.float64]) -> str:
+def _told(ratios: Measured) -> str:
     return "{:.4f} ({:.4f} to {:.4f})".format(*interval(ratios))
 
 
 def main() -> None:
-    """Measure the cases asked for; inside torchrun, be one rank of one."""
+    """Measure the cases asked for; with ``--rank``, be one rank of one."""
     parser = argparse.ArgumentParser(description="Overhead of the collector, as a ratio of step times.")
     parser.add_argument("--case", choices=[*CASES, "all"], default="all")
-    parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--starts", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--unrecorded", action="store_true", help="leave every step out with DDPAN_STEPS")
-    parser.add_argument("--result", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.result:
-        rank_main(options)
+    if options.rank:
+        rank_main(CASES[options.case])
         return
-    print(f"torch {torch.__version__}, 2 ranks, gloo, one thread and one core each; in brackets 95 % intervals")
+    print(f"torch {torch.__version__}, {RANKS} ranks, gloo, one thread and one core each; in brackets 95 % intervals")
     for name in CASES if options.case == "all" else [options.case]:
-        measure(name, options.rounds, options.seed, steps="1000000:" if options.unrecorded else "0:")
+        steps = "1000000:" if options.unrecorded else "0:"
+        measure(name, options.starts, options.turns, options.seed, steps=steps)
 
 
 if __name__ == "__main__":
