@@ -50,7 +50,10 @@ class Buckets:
             return state, state.next_bucket, payload_bytes(tensors)
         if len(tensors) != 1:
             return None
-        address = _address(tensors[0])
+        try:
+            address = tensors[0].data_ptr()
+        except RuntimeError:
+            return None  # a sparse tensor has none
         for state in modules.armed:
             index = state.addresses.get(address, -1)
             if index >= state.next_bucket and state.layout is not None:
