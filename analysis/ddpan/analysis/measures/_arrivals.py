@@ -40,7 +40,7 @@ class Arrivals:
         phases_ns: the part of it spent in each of `PHASES`, by phase, of the same shape.
         step_time_ns: time of each step, shape (steps,), NaN where unknown.
         transfer_ns: what remains of each step after the latest arrival, shape (steps,): the communication that hides
-            behind nothing; infinite where unknown.
+            behind nothing; not finite where any rank is unknown, which may be the latest.
     """
 
     module: int
@@ -138,7 +138,7 @@ def _arrivals(module: int, members: tuple[int, ...], silent: dict[int, str], row
         arrival_ns=arrival,
         phases_ns={phase: grid.spread(f"{phase}_ns") for phase in PHASES},
         step_time_ns=row_means(step_time),
-        transfer_ns=-_latest(arrival - step_time),
+        transfer_ns=np.min(step_time - arrival, axis=1, initial=np.inf),
     )
 
 

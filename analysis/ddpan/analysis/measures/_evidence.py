@@ -24,7 +24,7 @@ from ._inference import (
     row_means,
     total_p_values,
 )
-from ._noise import quiet_noises, without_levels
+from ._noise import noise_of, quiet_noises
 from ._stretch import change_p_values, exceedance_p_values, find_stretches
 
 __all__ = ["LEAST_BLOCKS", "SHORTEST_STRETCH", "SIGNIFICANCE", "SMALLEST_SHARE", "Evidence", "late_p_values", "weigh"]
@@ -49,6 +49,7 @@ _FAR_LATE: Final = 3.0
 _MOST_REFERENCES: Final = 8
 _RANKS_AT_ONCE: Final = 128
 _NOISE_SHARE: Final = 0.75
+_SCATTERED: Final = 0.5
 _SPREAD_SIGMAS: Final = 3.0
 
 
@@ -128,18 +129,23 @@ class Evidence:
         typical = np.stack([one for one, _ in chosen])
         values = values_ns[steps]
         differences = np.where(typical >= 0, values[:, ranks, None] - values[:, typical], np.nan)
-        edges = block_edges(len(values), self._correlation_within(steps), most=_INTERVAL_BLOCKS)
+        edges = self._blocks_within(steps)
         blocks = block_medians(differences.reshape(len(values), -1), edges).reshape(-1, *typical.shape)
         means = row_means(blocks.reshape(-1, typical.shape[1])).reshape(-1, len(ranks))
         by_reference = row_means(blocks.reshape(len(blocks), -1).T).reshape(typical.shape)
         unseen = np.array([share for _, share in chosen])
         return mean_interval(means, chosen=by_reference, unseen=unseen)
 
-    def _correlation_within(self, steps: npt.NDArray[np.bool_]) -> float:
-        """Correlation time counted in the given steps alone: those apart from each other have forgotten more."""
+    def _blocks_within(self, steps: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+        """Edges of nearly independent blocks among the given steps alone: those apart from each other forget more.
+
+        Where less than half of the steps are given, one after the other, each may be a block.
+        """
         chosen = np.flatnonzero(steps)
         density = len(chosen) / (chosen[-1] - chosen[0] + 1) if len(chosen) else 1.0
-        return max(1.0, self.correlation * density)
+        if density < _SCATTERED:
+            return block_edges(len(chosen), self.correlation * density, most=_INTERVAL_BLOCKS, shortest=1)
+        return block_edges(len(chosen), max(1.0, self.correlation * density), most=_INTERVAL_BLOCKS)
 
     def _typical(self, rank: int) -> tuple[npt.NDArray[np.intp], float]:
         """The ranks that this one is measured against.
@@ -189,10 +195,10 @@ def weigh(arrival_ns: Matrix, step_time_ns: float, *, comparisons: int) -> Evide
         comparisons: number of ranks that are tested in all, here and elsewhere in the same run.
     """
     excess = excess_over_others(arrival_ns)
-    residuals = without_levels(excess)
+    residuals = noise_of(arrival_ns)
     noises = np.nan_to_num(MAD_TO_SIGMA * median(np.abs(residuals)))
     noise = float(np.median(noises))
-    late_ns = np.maximum(SMALLEST_SHARE * step_time_ns, _LATE_SIGMAS * quiet_noises(residuals))
+    late_ns = np.maximum(SMALLEST_SHARE * step_time_ns, _LATE_SIGMAS * quiet_noises(excess, residuals))
     # Ranks may differ in noise; a noisier one is no straggler, so each is measured by its own, or the usual if larger.
     noises = np.maximum(noises, max(noise, 1.0))
     correlation = correlation_steps(residuals)

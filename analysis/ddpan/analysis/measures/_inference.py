@@ -41,7 +41,6 @@ _WINSOR_SIGMAS: Final = 3.0
 _MAX_LAG_SHARE: Final = 4
 _BLOCK_CORRELATION_TIMES: Final = 2.0
 _SHORTEST_BLOCK: Final = 3
-_CHERNOFF_RATES: Final = (0.02, 20.0, 40)
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,14 @@ def correlation_steps(residuals: Matrix) -> float:
     return _initial_positive_sum(correlation / correlation[0])
 
 
-def block_edges(steps: int, correlation: float, *, most: int) -> npt.NDArray[np.intp]:
-    """Edges of consecutive blocks of nearly equal length, at least two correlation times and three steps each.
+def block_edges(steps: int, correlation: float, *, most: int, shortest: int = _SHORTEST_BLOCK) -> npt.NDArray[np.intp]:
+    """Edges of consecutive blocks of nearly equal length, at least two correlation times and ``shortest`` steps each.
 
     Blocks that long are nearly independent of each other, whatever happens inside them, and the median of three
-    steps does not follow a single outlier. There are ``most`` of them at
-    the most; the result has one more entry than there are blocks.
+    steps does not follow a single outlier. There are ``most`` of them at the most; the result has one more entry than
+    there are blocks.
     """
-    length = max(_SHORTEST_BLOCK, int(np.ceil(_BLOCK_CORRELATION_TIMES * correlation)))
+    length = max(shortest, int(np.ceil(_BLOCK_CORRELATION_TIMES * correlation)))
     blocks = max(1, min(most, steps // length))
     return np.linspace(0, steps, blocks + 1).round().astype(np.intp)
 
@@ -153,20 +152,17 @@ def place_p_values(blocks: Matrix) -> Matrix:
 
 
 def total_p_values(counts: npt.NDArray[np.intp]) -> Matrix:
-    """Upper bound of the chance of each rank's total of ``counts``, shape (blocks, ranks), if all ranks were alike.
+    """Chance of each rank's total of ``counts``, shape (blocks, ranks), or a larger one if all ranks were alike.
 
-    If they are, each rank is equally likely to have any of the counts of a block, and blocks are independent. The
-    logarithm of the generating function of a total is then the sum over blocks of log(mean over ranks of exp(t c)),
-    and the chance of a total of T or more is at most exp(that - t T) for every t > 0 (Chernoff's bound). No
-    distribution is assumed. Shape of the result (ranks,); not adjusted.
+    If they are, each rank is equally likely to have any of the counts of a block, and blocks are independent: the
+    distribution of a total is the convolution of those of the blocks. No distribution is assumed. Shape of the result
+    (ranks,); not adjusted.
     """
-    counts = counts[counts.any(axis=1)]
-    rates = np.geomspace(*_CHERNOFF_RATES)[:, None, None]
-    # Counted down from the largest of the block, so that nothing overflows.
-    below = counts - counts.max(axis=1, keepdims=True, initial=0)
-    generating = np.log(np.mean(np.exp(rates * below), axis=2)).sum(axis=1)
-    bounds = generating[:, None] - rates[:, :, 0] * below.sum(axis=0)
-    return np.asarray(np.exp(np.minimum(bounds.min(axis=0), 0.0)))
+    chances = np.ones(1)
+    for block in counts[counts.any(axis=1)]:
+        chances = np.convolve(chances, np.bincount(block) / len(block))
+    reaching = np.cumsum(chances[::-1])[::-1]
+    return np.asarray(np.minimum(reaching[counts.sum(axis=0)], 1.0))
 
 
 def mean_interval(blocks: Matrix, *, chosen: Matrix | None = None, unseen: Matrix | None = None) -> Interval:

@@ -16,9 +16,10 @@ __all__ = ["Pattern", "find_pattern", "is_rotating"]
 
 _OUTSIDE_SHARE: Final = 1 / 3
 _OFTEN: Final = 2.0
+_LEAST_COST: Final = 1 / 3
 _QUARTILE_SIGMAS: Final = 1.5
 _CLEAR_OF_LIMIT: Final = 4 / 3
-_ROTATING_SIGMAS: Final = 3.0
+_ROTATING_SIGMAS: Final = 2.25
 _ROTATING_SHARE: Final = 0.5
 
 
@@ -49,10 +50,10 @@ def find_pattern(evidence: Evidence, rank: int) -> Pattern | None:
 def is_rotating(evidence: Evidence) -> bool:
     """Whether in most steps one rank is far behind all others, although no rank is so more often than the others.
 
-    That is: in more than half of the steps, the latest is further behind the second than three times the spread of
-    the others, and than one hundredth of the step. Noise, even heavy-tailed, does not do that: the two
-    latest of many ranks are mostly near each other. Of a step in which some ranks are unknown, the latest may be among
-    them, so it counts by the share that is known. Needs three ranks.
+    That is: in more than half of the steps, the latest is further behind the second than 2.25 times the spread of
+    the others, and than one hundredth of the step, and no rank is in more than half of these steps. Noise, even
+    heavy-tailed, does not do that: the two latest of many ranks are mostly near each other. Of a step in which some
+    ranks are unknown, the latest may be among them, so it counts by the share that is known. Needs three ranks.
     """
     arrival = evidence.arrival_ns
     known = np.sum(~np.isnan(arrival), axis=1)
@@ -61,6 +62,7 @@ def is_rotating(evidence: Evidence) -> bool:
         return False
     ordered = np.sort(arrival, axis=1)
     rows = np.arange(len(ordered))
+    latest = np.where(np.isnan(arrival), -np.inf, arrival).argmax(axis=1)
     behind = ordered[rows, known - 1] - ordered[rows, known - 2]
     ordered[rows, known - 1] = np.nan
     others = known - 1
@@ -68,7 +70,8 @@ def is_rotating(evidence: Evidence) -> bool:
     deviation = deviation[deviation > 0]  # of an odd number, the middle one has none and says nothing
     spread = MAD_TO_SIGMA * float(np.median(deviation)) if len(deviation) else 0.0
     alone = behind > max(_ROTATING_SIGMAS * spread, evidence.smallest_ns)
-    return bool(alone.sum() > _ROTATING_SHARE * float(np.sum(known / arrival.shape[1])))
+    often = alone.sum() > _ROTATING_SHARE * float(np.sum(known / arrival.shape[1]))
+    return bool(often and 2 * np.bincount(latest[alone]).max() <= alone.sum())
 
 
 def _stretch(evidence: Evidence, rank: int) -> Pattern | None:
@@ -104,7 +107,7 @@ def _is_steady(evidence: Evidence, rank: int, pattern: Pattern) -> bool:
 
 
 def _intermittent(evidence: Evidence, rank: int) -> Pattern | None:
-    """Slow in some steps here and there, which cost half as much as a delay worth naming in every step would.
+    """Slow in some steps here and there, which cost a third of what a delay worth naming in every step would.
 
     The late steps must stand clear of the limit from which they count: heavy-tailed noise just passes it.
     """
@@ -120,7 +123,7 @@ def _intermittent(evidence: Evidence, rank: int) -> Pattern | None:
     clear = pattern.delay_ns > _CLEAR_OF_LIMIT * evidence.late_ns[rank]
     # What the rank loses in its late steps must explain that it is slow, not a delay in all the others.
     healthy = float(median(excess[~late])) < max(evidence.smallest_ns, cost_ns) / 2
-    costly = cost_ns > evidence.smallest_ns / 2
+    costly = cost_ns > _LEAST_COST * evidence.smallest_ns
     own = clear and costly and healthy and _more_often_late(evidence, rank, pattern)
     return pattern if own and _matters(evidence, rank, pattern) else None
 
@@ -149,7 +152,8 @@ def _also_late_outside(evidence: Evidence, rank: int, pattern: Pattern) -> bool:
     if pattern.delay_ns < _CLEAR_OF_LIMIT * evidence.late_ns[rank]:
         return False
     late = evidence.excess_ns[:, rank] > pattern.delay_ns / 2
-    return bool(4 * late[~pattern.affected].mean() > late[pattern.affected].mean())
+    inside, outside = late[pattern.affected], late[~pattern.affected]
+    return bool(4 * outside.mean() > inside.mean() or 2 * outside.sum() > inside.sum())
 
 
 def _measured(
