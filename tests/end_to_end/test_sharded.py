@@ -73,6 +73,11 @@ def test_reduce_scatters_are_the_buckets(sharded: RankLog) -> None:
         assert rows.select("op", "bucket", "bytes").rows() == [
             ("reduce_scatter", k, LAYER_BYTES) for k in range(LAYERS)
         ]
+    [buckets] = sharded.metadata["layouts"]["0"].values()
+    backwards = reversed(range(LAYERS))
+    assert [set(one["parameters"]) for one in buckets] == [
+        {f"linear.{k}.weight", f"linear.{k}.bias"} for k in backwards
+    ]
     assert set(sharded.collectives["op"]) == {"reduce_scatter", "all_gather", "barrier"}
     assert sharded.collectives.filter(op="reduce_scatter").height == STEPS * LAYERS
     assert sharded.collectives["end_ns"].null_count() == 0
