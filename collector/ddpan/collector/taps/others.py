@@ -76,6 +76,7 @@ class Others:
         """Record that a collective is issued on ``group`` that sends, or as a receive takes in, ``tensors``."""
         self._look()
         number = self._session.group_number(group)
+        self._reductions.begin_reducing(recording, number, op)
         if recording.steps.paused:
             if op not in BETWEEN_TWO:
                 recording.collectives.skip(number)

@@ -94,10 +94,29 @@ class Reductions:
             group=distributed_c10d._get_default_group(),
             named=[("", p) for group in optimizer.param_groups for p in group["params"]],
         )
-        start_ns = known.ended_ns or first_ended_ns
-        known.ended_ns = start_ns
-        recording.steps.begin_forward(known.state, synced=True, start_ns=start_ns)
+        known.ended_ns = known.ended_ns or first_ended_ns
+        if self._current is known:
+            self.end_backward(recording, known)
+        else:
+            recording.steps.begin_forward(known.state, synced=True, start_ns=known.ended_ns)
         recording.steps.begin_optimizer(known.state)
+
+    def begin_reducing(self, recording: Recording, group: int, op: int) -> None:
+        """A collective is about to be issued; reductions between the steps of the only optimizer are its buckets.
+
+        Only where no module is known: whatever is reduced on all ranks then, all ranks meet in it before they step.
+        """
+        if self._current is not None or op not in _REDUCING or len(self._known) != 1:
+            return
+        [known] = self._known.values()
+        state = known.state
+        if known.ended_ns == 0 or state.stepping or group != state.group:
+            return
+        recording.steps.begin_forward(state, synced=True, start_ns=known.ended_ns)
+        state.armed = True
+        state.next_bucket = 0
+        state.slots.clear()
+        self.begin_backward(known)
 
     def end_step_of(self, optimizer: torch.optim.Optimizer, recording: Recording) -> bool:
         """Such an optimizer has stepped; false if it is none, or not known to be one."""
