@@ -108,6 +108,19 @@ def test_buckets_reduce_every_gradient_once(log: RankLog) -> None:
         assert log.buckets.filter(module=module, step=0).height > 1 or stage == 0
 
 
+def test_each_bucket_names_its_parameters(log: RankLog) -> None:
+    """Each parameter is in one bucket of each layout; ZeRO 2 and 3 fill them in the order of the backward."""
+    every = [f"linear.{layer}.{name}" for layer in range(6) for name in ("bias", "weight")]
+    for module, (stage, _) in enumerate(CONFIGURATIONS):
+        for buckets in log.metadata["layouts"][str(module)].values():
+            held = [sorted(bucket["parameters"]) for bucket in buckets]
+            assert sorted(name for names in held for name in names) == every
+            sizes = [sum(4 * 32 * (32 if name.endswith("weight") else 1) for name in names) for names in held]
+            assert [bucket["bytes"] for bucket in buckets] == sizes
+            if stage >= 2:
+                assert held == [every[8:], every[4:8], every[:4]]
+
+
 def test_gathers_and_other_collectives_are_rows(log: RankLog) -> None:
     others = log.collectives.filter(pl.col("bucket").is_null())
     assert {"all_gather", "broadcast", "reduce_scatter"} <= set(others["op"])
@@ -156,6 +169,8 @@ def test_the_first_late_bucket_holds_the_slow_layer(slow: Run, module: int) -> N
     """Buckets of two layers: the delay lies behind the last three layers, so in the second of three buckets."""
     [verdict] = [one for one in stragglers(slow).named if one.module == module]
     assert verdict.first_late_bucket == 1
+    held = {f"linear.{layer}.{name}" for layer in (2, 3) for name in ("bias", "weight")}
+    assert set(verdict.first_late_parameters) == held
 
 
 def test_what_blocks_the_backward_is_exposed(slow: Run) -> None:

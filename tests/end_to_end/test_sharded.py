@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
+from tests.end_to_end.scripts.sharded import DELAY_SECONDS, SLOW_RANK
+
+from ddpan.analysis import load, stragglers
 
 if TYPE_CHECKING:
     from tests.end_to_end.conftest import Outcome, RankLog, RunLog
@@ -73,6 +76,11 @@ def test_reduce_scatters_are_the_buckets(sharded: RankLog) -> None:
         assert rows.select("op", "bucket", "bytes").rows() == [
             ("reduce_scatter", k, LAYER_BYTES) for k in range(LAYERS)
         ]
+    [buckets] = sharded.metadata["layouts"]["0"].values()
+    backwards = reversed(range(LAYERS))
+    assert [set(one["parameters"]) for one in buckets] == [
+        {f"linear.{k}.weight", f"linear.{k}.bias"} for k in backwards
+    ]
     assert set(sharded.collectives["op"]) == {"reduce_scatter", "all_gather", "barrier"}
     assert sharded.collectives.filter(op="reduce_scatter").height == STEPS * LAYERS
     assert sharded.collectives["end_ns"].null_count() == 0
@@ -92,6 +100,21 @@ def test_without_any_module_a_step_ends_with_the_optimizer(by_hand: RankLog) -> 
         assert 0 <= after["forward_start_ns"] - before["optimizer_end_ns"] < 10_000_000
     reduced = by_hand.collectives.filter(op="all_reduce")
     assert reduced.height == STEPS * 2 * LAYERS
+    # Reductions between steps are their buckets, from the step on that begins when the optimizer is known.
+    expected = [(step, bucket) for step in range(1, STEPS - 1) for bucket in range(2 * LAYERS)]
+    assert by_hand.buckets.select("step", "bucket").rows() == expected
     for row in rows.iter_rows(named=True):
         within = pl.col("launch_ns").is_between(row["forward_start_ns"], row["optimizer_start_ns"])
         assert reduced.filter(within).height == 2 * LAYERS
+
+
+def test_the_late_rank_of_gradients_reduced_by_hand_is_named(
+    launch: Callable[..., Outcome], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """That all ranks meet in each reduction hides it no more than the metric that is averaged in some of the steps."""
+    logs = tmp_path_factory.mktemp("logs")
+    launch("sharded", "by_hand_slow", ranks=3, log_dir=logs)
+    verdict = stragglers(load(logs)).verdict
+    assert (verdict.kind, verdict.rank) == ("persistent", SLOW_RANK)
+    assert verdict.delay_ns is not None
+    assert 0.5e9 * DELAY_SECONDS < verdict.delay_ns < 2e9 * DELAY_SECONDS

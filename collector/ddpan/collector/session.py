@@ -53,6 +53,11 @@ class Session:
         self._groups: dict[int, int] = {}
         self._failed = False
         self._taps: Taps | None = None
+        self._training_thread = threading.get_ident()
+
+    def is_training_thread(self) -> bool:
+        """Whether this thread trains: it joined the default group, or the autograd engine runs a backward on it."""
+        return threading.get_ident() == self._training_thread or torch._C._current_graph_task_id() != -1
 
     def guard(self, function: Callable[P, object]) -> Callable[P, None]:
         """``function``, made safe: an exception in it is counted and said once, and never leaves."""
@@ -132,6 +137,7 @@ class Session:
         )
 
     def _new_recording(self) -> Recording:
+        self._training_thread = threading.get_ident()
         store = distributed_c10d._get_default_store()
         anchor = Anchor.take()
         rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -17,6 +18,10 @@ WIDTH = 32
 LAYERS = 3
 STEPS = 4
 MICRO_BATCHES = 2
+SLOW_STEPS = 40
+SLOW_RANK = 1
+DELAY_SECONDS = 0.04
+DEVICE_SECONDS = 0.004
 
 
 class Layers(nn.Module):
@@ -66,11 +71,30 @@ def by_hand() -> str:
     return digest(list(model.parameters()))
 
 
+def by_hand_slow() -> str:
+    """Longer, with a rank whose computation takes its time, and a metric that is averaged now and then."""
+    model = Layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(SLOW_STEPS):
+        time.sleep(DEVICE_SECONDS)
+        loss = model(torch.randn(4, WIDTH)).square().mean()
+        loss.backward()
+        if dist.get_rank() == SLOW_RANK:
+            time.sleep(DELAY_SECONDS)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 10 == 0:
+            dist.all_reduce(loss.detach())
+    return digest(list(model.parameters()))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    digest_of = {"sharded": sharded, "by_hand": by_hand}[sys.argv[2]]()
+    digest_of = {"sharded": sharded, "by_hand": by_hand, "by_hand_slow": by_hand_slow}[sys.argv[2]]()
     Path(sys.argv[1], f"facts-{dist.get_rank()}.json").write_text(json.dumps(digest_of))
     dist.barrier()
     dist.destroy_process_group()

@@ -9,7 +9,8 @@ each rank's time from the start of a step to its last bucket is its own again, a
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import polars as pl
@@ -80,12 +81,15 @@ def _spans(run: Run) -> pl.DataFrame:
 
 
 def _forwards(run: Run, module: int) -> pl.LazyFrame:
-    """Every forward of a module, those of earlier micro-batches included."""
-    return (
-        run.steps()
-        .filter((pl.col("module") == module) & pl.col("forward_end_ns").is_not_null())
-        .select("rank", at="forward_start_ns", forward_end="forward_end_ns")
-    )
+    """Every forward of a module, those of earlier micro-batches included.
+
+    Where steps are told by their optimizer alone, forwards are not known; there all of a step passes for its backward.
+    """
+    infos: list[Mapping[str, Any]] = [one["modules"].get(str(module), {}) for one in run.metadata.values()]
+    by_optimizer = any(info.get("kind") == "optimizer" for info in infos)
+    ended = pl.coalesce("forward_end_ns", "forward_start_ns") if by_optimizer else pl.col("forward_end_ns")
+    rows = run.steps().filter(pl.col("module") == module).select("rank", at="forward_start_ns", forward_end=ended)
+    return rows.filter(pl.col("forward_end").is_not_null())
 
 
 def _inside(steps: pl.DataFrame, spans: pl.DataFrame, forwards: pl.LazyFrame) -> pl.DataFrame:
@@ -108,6 +112,19 @@ def _inside(steps: pl.DataFrame, spans: pl.DataFrame, forwards: pl.LazyFrame) ->
     return found.select(*_KEYS, "span", place=place).collect()
 
 
+def _carried_over(windows: pl.LazyFrame, spans: pl.DataFrame) -> pl.LazyFrame:
+    """The rest of spans in which a step begins, from there on: a rank may leave its last bucket and be held up yet."""
+    starts = windows.select("rank", start="at").drop_nulls().sort("start")
+    last = (
+        spans.lazy()
+        .sort("end_ns")
+        .join_asof(starts, left_on="end_ns", right_on="start", by="rank", check_sortedness=False)
+    )
+    rest = last.filter((pl.col("begin_ns") < pl.col("start")) & (pl.col("start") < pl.col("end_ns")))
+    span = pl.min_horizontal("span", pl.col("end_ns") - pl.col("start"))
+    return rest.with_columns(span=span, begin_ns="start").select(spans.columns)
+
+
 def _in_windows(steps: pl.DataFrame, spans: pl.DataFrame, forwards: pl.LazyFrame) -> pl.LazyFrame:
     """Each span with the moments of the step of ``steps``, and the end of the forward, that its rank had last begun."""
     windows = steps.lazy().select(
@@ -118,7 +135,7 @@ def _in_windows(steps: pl.DataFrame, spans: pl.DataFrame, forwards: pl.LazyFrame
         last_launch=pl.col("step_start_ns") + pl.col("arrival_ns"),
     )
     names = ("module", "step", "forward_start", "forward_end", "first_launch", "last_launch")
-    begun = spans.lazy().with_columns(at="begin_ns")
+    begun = pl.concat([spans.lazy(), _carried_over(windows, spans)]).with_columns(at="begin_ns")
     # Of equal moments the window comes first, then the forward.
     events = pl.concat([windows.drop_nulls(), forwards, begun], how="diagonal")
     return (

@@ -17,7 +17,7 @@ from ..layouts import describe_module, reduced_parameters
 from ..schema import NONE16
 from ..segments import Slot
 from ..steps import ModuleState, StepRecorder
-from .patching import Patches
+from .patching import Patches, observed
 
 if TYPE_CHECKING:
     from ..recording import Recording
@@ -207,12 +207,8 @@ def install(session: Session, modules: Modules, patches: Patches) -> None:
     """Wrap what DDP does before and after the forward of the module it holds."""
     patches.replace(_DDPJoinHook, "main_hook", lambda original: _following(session, modules, original))
     before, after = _observers(session, modules)
-    patches.replace(
-        DistributedDataParallel, "_pre_forward", lambda original: _preceded(original, session.guard(before))
-    )
-    patches.replace(
-        DistributedDataParallel, "_post_forward", lambda original: _announced(original, session.guard(after))
-    )
+    for name, observe in (("_pre_forward", before), ("_post_forward", after)):
+        patches.replace(DistributedDataParallel, name, functools.partial(observed, before=session.guard(observe)))
 
 
 def _following(session: Session, modules: Modules, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -269,23 +265,3 @@ def _observers(
             modules.arm(state)
 
     return before, after
-
-
-def _preceded(original: Callable[..., Any], observe: Callable[[Any], None]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            observe(self)
-        return original(self, *inputs, **kwargs)
-
-    return _pre_forward
-
-
-def _announced(original: Callable[..., Any], observe: Callable[[Any], None]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _post_forward(self: Any, output: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            observe(self)
-        return original(self, output)
-
-    return _post_forward

@@ -8,13 +8,16 @@ last one, in which the step ends.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from .late import LateTap
+from .patching import observed
 from .reductions import Reduced
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ class Engines(LateTap):
             "step": (observe(self._before_step), observe(self._after_step)),
         }
         for name, (before, after) in around.items():
-            self._patches.replace(watched, name, functools.partial(_watched, before=before, after=after))
+            self._patches.replace(watched, name, functools.partial(observed, before=before, after=after))
 
     def _observer(self, observe: Callable[[Recording, Reduced, Any], None]) -> Observer:
         """``observe``, called only for engines that are recorded."""
@@ -59,15 +62,16 @@ class Engines(LateTap):
         return self._session.guard(observed)
 
     def _add(self, engine: Any, recording: Recording) -> Reduced:
-        parameters = list(engine.module.parameters())
+        named = list(engine.module.named_parameters())
         return self._reductions.add(
             engine,
             recording,
-            group=_group(engine, parameters),
-            parameters=parameters,
+            group=_group(engine, [parameter for _, parameter in named]),
+            named=named,
             kind="deepspeed",
             name=type(engine.module).__name__,
             zero_stage=int(engine.zero_optimization_stage()),
+            holding=functools.partial(_holding, weakref.ref(engine)),
         )
 
     def _before_forward(self, recording: Recording, known: Reduced, engine: Any) -> None:
@@ -113,15 +117,27 @@ def _is_boundary(engine: Any) -> bool:
     return bool(engine.is_gradient_accumulation_boundary())
 
 
-def _watched(original: Callable[..., Any], *, before: Observer, after: Observer | None) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return original(self, *args, **kwargs)
-        before(self)
-        result = original(self, *args, **kwargs)
-        if after is not None:
-            after(self)
-        return result
+def _holding(engine_of: weakref.ref[Any], size_bytes: int) -> list[Any]:
+    """The parameters in the bucket of ZeRO 1 to 3 whose reduction has this size, none where that is not one bucket.
 
-    return watched
+    The bucket is emptied after its reduction. Its size is that of its gradients; ZeRO 3 pads each, so that every rank
+    gets an equal part. Without ZeRO there are buckets too, and where one is all, it holds all.
+    """
+    engine = engine_of()
+    optimizer = getattr(engine, "optimizer", None)
+    buckets = getattr(optimizer, "ipg_buckets", None)
+    if engine is None or buckets is None:
+        trained = [] if engine is None else [p for p in engine.module.parameters() if p.requires_grad]
+        return trained if sum(p.nbytes for p in trained) == size_bytes else []
+    found = []
+    for dtype, bucket in buckets.items():
+        padding = size_bytes // dtype.itemsize - bucket.elements
+        most = 0 if hasattr(optimizer, "bit16_groups") else len(bucket.params) * dist.get_world_size()
+        if bucket.params and 0 <= padding <= most:
+            found.append([_parameter(optimizer, entry) for entry in bucket.params])
+    return found[0] if len(found) == 1 else []
+
+
+def _parameter(optimizer: Any, entry: Any) -> Any:
+    """The parameter that an entry of a bucket is, which for ZeRO 1 and 2 holds its group and its place in that."""
+    return optimizer.bit16_groups[entry[0]][entry[1]] if isinstance(entry, tuple) else entry

@@ -7,15 +7,20 @@ What is wrapped here are methods that those hooks look up each time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 
 from .late import LateTap
+from .patching import observed
 from .reductions import Reduced
 
 __all__ = ["ShardedModels"]
+
+_GROUP: Final = ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup")
+"""Module and name of the class of parameters that are gathered and reduced together."""
 
 
 class ShardedModels(LateTap):
@@ -23,14 +28,22 @@ class ShardedModels(LateTap):
 
     place = ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState")
 
+    _reducing: Sequence[Any] = ()
+
     def _watch(self, watched: Any) -> None:
         guard = self._session.guard
         replace = self._patches.replace
         replace(watched, "_root_pre_forward", functools.partial(_preceded, self._is_root, guard(self._begin_forward)))
-        replace(watched, "_register_pre_backward_hook", functools.partial(_followed, guard(self._end_forward)))
-        replace(watched, "_pre_backward", functools.partial(_announced, guard(self._begin_backward)))
-        around = (guard(self._end_compute), guard(self._end_backward))
-        replace(watched, "_root_post_backward_final_callback", functools.partial(_surrounded, *around))
+        around = {
+            "_register_pre_backward_hook": (None, guard(self._end_forward)),
+            "_pre_backward": (guard(self._begin_backward), None),
+            "_root_post_backward_final_callback": (guard(self._end_compute), guard(self._end_backward)),
+        }
+        for name, (before, after) in around.items():
+            replace(watched, name, functools.partial(observed, before=before, after=after))
+        group = getattr(sys.modules.get(_GROUP[0]), _GROUP[1], None)
+        if group is not None:
+            replace(group, "post_backward", functools.partial(observed, before=guard(self._begin_reduction)))
 
     def _is_root(self, state: Any) -> bool:
         """Whether this is the beginning of the forward of a whole model, with gradients."""
@@ -59,11 +72,14 @@ class ShardedModels(LateTap):
                 kind="fsdp",
                 name=type(state._modules[0]).__name__.removeprefix("FSDP"),
                 group=groups[0]._reduce_scatter_process_group,
-                parameters=state._modules[0].parameters(),
+                named=state._modules[0].named_parameters(),
+                holding=lambda _size_bytes: self._reducing,
             )
         recording.steps.begin_forward(known.state, synced=_synced(state))
 
     def _end_forward(self, state: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
         recording, known = self._session.recording, self._known(state)
         if recording is not None and known is not None and state._state_ctx.iter_forward_root is state:
             recording.steps.end_forward(known.state, synced=_synced(state))
@@ -72,6 +88,17 @@ class ShardedModels(LateTap):
         known = self._known(state)
         if known is not None:
             self._reductions.begin_backward(known)
+
+    def _begin_reduction(self, group: Any) -> None:
+        """The gradients of a group of parameters are ready; if they are to be reduced, this is what they belong to."""
+        if self._session.recording is None:
+            return
+        gathered = [one for one in group.fsdp_params if hasattr(one, "_unsharded_param")]
+        self._reducing = [
+            one.sharded_param
+            for one in gathered
+            if one.unsharded_accumulated_grad is not None or one.unsharded_param.grad is not None
+        ]
 
     def _end_compute(self, state: Any) -> None:
         recording, known = self._session.recording, self._known(state)
@@ -107,35 +134,3 @@ def _preceded(
         return result
 
     return _root_pre_forward
-
-
-def _followed(observe: Callable[[Any], None], original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _register_pre_backward_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        if torch.is_grad_enabled():
-            observe(self)
-        return result
-
-    return _register_pre_backward_hook
-
-
-def _announced(observe: Callable[[Any], None], original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _pre_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        observe(self)
-        return original(self, *args, **kwargs)
-
-    return _pre_backward
-
-
-def _surrounded(
-    before: Callable[[Any], None], after: Callable[[Any], None], original: Callable[..., Any]
-) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _root_post_backward_final_callback(self: Any) -> None:
-        before(self)
-        original(self)
-        after(self)
-
-    return _root_post_backward_final_callback

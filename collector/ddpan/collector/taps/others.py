@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,12 +27,28 @@ _AT_ONCE_NS: Final = 200_000
 """A wait that begins so soon after the collective was issued began with it: some backends do the work while it is."""
 
 
+class _Awaited(NamedTuple):
+    """A collective that somebody may call ``wait()`` for.
+
+    Attributes:
+        work: keeps it alive until it ends, None since then: it holds on to tensors.
+        ref: tells it from another that gets its id once it is gone.
+        slot: its record.
+        issued_ns: when its function had issued it.
+    """
+
+    work: Any
+    ref: weakref.ref[Any]
+    slot: Slot
+    issued_ns: int
+
+
 class Others:
     """Records collectives that are no buckets of DDP, and when ranks stand still for them.
 
     A rank that calls ``wait()`` on a collective's work, as the synchronous functions of ``torch.distributed`` do, does
-    nothing else until it ends. Some works, such as those of gloo's sends, receives and reduce-scatters, tell their end
-    in no other way.
+    nothing else until it ends, unless a thread beside that of the training does it. Some works, such as those of gloo's
+    sends, receives and reduce-scatters, tell their end in no other way.
 
     Args:
         session: in whose service it records.
@@ -43,7 +60,7 @@ class Others:
         self._session = session
         self._look = look
         self._reductions = reductions
-        self._awaited: dict[int, tuple[Any, Slot, int]] = {}
+        self._awaited: dict[int, _Awaited] = {}
 
     def install(self, patches: Patches) -> None:
         """Watch ``wait()`` of all works."""
@@ -59,8 +76,8 @@ class Others:
         """Record that a collective is issued on ``group`` that sends, or as a receive takes in, ``tensors``."""
         self._look()
         number = self._session.group_number(group)
+        self._reductions.begin_reducing(recording, number, op)
         if recording.steps.paused:
-            self._forget_done()
             if op not in BETWEEN_TWO:
                 recording.collectives.skip(number)
             return None
@@ -89,8 +106,7 @@ class Others:
         if len(awaited) >= _MOST_AWAITED:
             # Nobody will wait for the oldest, so it seems, and it holds on to its tensors.
             del awaited[next(iter(awaited))]
-        issued_ns = now_ns()
-        awaited[key] = work, slot, issued_ns
+        awaited[key] = _Awaited(work, weakref.ref(work), slot, now_ns())
         try:
             future = work.get_future()
         except RuntimeError:
@@ -101,16 +117,11 @@ class Others:
             end(done)
             slot[0].keep(slot[1], COLLECTIVE.size)
             entry = awaited.get(key)
-            if entry is not None and entry[1] is slot:
+            if entry is not None and entry.slot is slot:
                 # Let go of the work and its tensors; a call of wait() still tells that the rank did not stand still.
-                awaited[key] = None, slot, issued_ns
+                awaited[key] = entry._replace(work=None)
 
         future.add_done_callback(ended)
-
-    def _forget_done(self) -> None:
-        """Forget works that are over: one that is not recorded may get the id of one of them."""
-        for key in [key for key, (work, _, _) in self._awaited.items() if work is None]:
-            del self._awaited[key]
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         awaited = self._awaited
@@ -118,17 +129,21 @@ class Others:
 
         def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
             found = awaited.pop(id(self), None) if awaited else None
-            if found is None:
+            if found is None or found.ref() is not self:
                 return original(self, *args, **kwargs)
             start_ns = now_ns()
             result = original(self, *args, **kwargs)
-            waited(found[1], found[2], start_ns, now_ns())
+            waited(found, start_ns, now_ns())
             return result
 
         return wait
 
-    def _waited(self, slot: Slot, issued_ns: int, start_ns: int, end_ns: int) -> None:
+    def _waited(self, awaited: _Awaited, start_ns: int, end_ns: int) -> None:
         recording = self._session.recording
-        if recording is not None:
-            since_launch = start_ns - issued_ns < _AT_ONCE_NS
-            recording.collectives.waited(slot, None if since_launch else start_ns, end_ns)
+        if recording is None:
+            return
+        if self._session.is_training_thread():
+            since_launch = start_ns - awaited.issued_ns < _AT_ONCE_NS
+            recording.collectives.waited(awaited.slot, None if since_launch else start_ns, end_ns)
+        else:
+            recording.ender(awaited.slot)(None)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["Patches"]
+import torch
+
+__all__ = ["Patches", "observed"]
 
 _INHERITED: Final = object()
 
@@ -35,3 +38,25 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, held)
+
+
+def observed(
+    original: Callable[..., Any],
+    *,
+    before: Callable[[Any], object] | None = None,
+    after: Callable[[Any], object] | None = None,
+) -> Callable[..., Any]:
+    """The method ``original``, with functions called around it that are given its object; not in compiled code."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(self, *args, **kwargs)
+        if before is not None:
+            before(self)
+        result = original(self, *args, **kwargs)
+        if after is not None:
+            after(self)
+        return result
+
+    return method

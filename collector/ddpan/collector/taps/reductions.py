@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,17 +41,26 @@ class Reduced:
 
     Attributes:
         state: where it is in its step.
-        parameters: ids of its parameters.
+        parameters: index of each of its parameters by its id.
         ended_ns: end of the last step, of a module of which no more is known than its optimizer.
-        layouts: the layouts that were seen, by the sizes of their buckets.
+        layouts: the layouts that were seen, by the sizes of their buckets and what these hold.
         sizes_bytes: of the reductions in the present backward.
+        held: indices of the parameters that each of these reduced, empty where nobody tells.
+        holding: asks which parameters a reduction of so many bytes holds, which is about to be issued.
     """
 
     state: ModuleState
-    parameters: frozenset[int] = frozenset()
+    parameters: dict[int, int] = field(default_factory=dict)
     ended_ns: int = 0
-    layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict)
+    layouts: dict[tuple[Any, ...], Layout] = field(default_factory=dict)
     sizes_bytes: list[int] = field(default_factory=list)
+    held: list[tuple[int, ...]] = field(default_factory=list)
+    holding: Callable[[int], Iterable[Any]] | None = None
+
+    def indices(self, parameters: Iterable[Any]) -> tuple[int, ...]:
+        """Indices of parameters of the module, empty if there is any other among them."""
+        found = [self.parameters.get(id(p)) for p in parameters]
+        return () if None in found else tuple(index for index in found if index is not None)
 
 
 class Reductions:
@@ -83,12 +92,31 @@ class Reductions:
             kind="optimizer",
             name=type(optimizer).__name__,
             group=distributed_c10d._get_default_group(),
-            parameters=[p for group in optimizer.param_groups for p in group["params"]],
+            named=[("", p) for group in optimizer.param_groups for p in group["params"]],
         )
-        start_ns = known.ended_ns or first_ended_ns
-        known.ended_ns = start_ns
-        recording.steps.begin_forward(known.state, synced=True, start_ns=start_ns)
+        known.ended_ns = known.ended_ns or first_ended_ns
+        if self._current is known:
+            self.end_backward(recording, known)
+        else:
+            recording.steps.begin_forward(known.state, synced=True, start_ns=known.ended_ns)
         recording.steps.begin_optimizer(known.state)
+
+    def begin_reducing(self, recording: Recording, group: int, op: int) -> None:
+        """A collective is about to be issued; reductions between the steps of the only optimizer are its buckets.
+
+        Only where no module is known: whatever is reduced on all ranks then, all ranks meet in it before they step.
+        """
+        if self._current is not None or op not in _REDUCING or len(self._known) != 1:
+            return
+        [known] = self._known.values()
+        state = known.state
+        if known.ended_ns == 0 or state.stepping or group != state.group:
+            return
+        recording.steps.begin_forward(state, synced=True, start_ns=known.ended_ns)
+        state.armed = True
+        state.next_bucket = 0
+        state.slots.clear()
+        self.begin_backward(known)
 
     def end_step_of(self, optimizer: torch.optim.Optimizer, recording: Recording) -> bool:
         """Such an optimizer has stepped; false if it is none, or not known to be one."""
@@ -118,19 +146,26 @@ class Reductions:
         kind: str,
         name: str,
         group: ProcessGroup,
-        parameters: Iterable[Any],
+        named: Iterable[tuple[str, Any]],
         zero_stage: int | None = None,
+        holding: Callable[[int], Iterable[Any]] | None = None,
     ) -> Reduced:
-        """Number the module of ``owner``; ``kind``, ``name`` and ``zero_stage`` are as in its metadata."""
-        trained = [p for p in parameters if p.requires_grad]
+        """Number the module of ``owner``; ``kind``, ``name`` and ``zero_stage`` are as in its metadata.
+
+        ``named`` are its parameters with their names, ``holding`` is as in `Reduced`.
+        """
+        reduced = [(name, p) for name, p in named if p.requires_grad]
+        trained = [p for _, p in reduced]
         on_device = any(p.is_cuda for p in trained)
         if on_device:
             recording.use_device("cuda", CudaEvents())
         # Under ZeRO-3 a parameter is empty until it is gathered, and has its number of elements beside it.
         size = sum(int(getattr(p, "ds_numel", None) or p.numel()) * p.element_size() for p in trained)
         number = self._session.group_number(group)
-        state = recording.steps.add(group=number, names=[], reduced_bytes=size, on_device=on_device)
-        known = self._known[id(owner)] = Reduced(state, frozenset(map(id, trained)))
+        names = [name for name, _ in reduced]
+        state = recording.steps.add(group=number, names=names, reduced_bytes=size, on_device=on_device)
+        indices = {id(p): index for index, p in enumerate(trained)}
+        known = self._known[id(owner)] = Reduced(state, indices, holding=holding)
         weakref.finalize(owner, self._drop, id(owner), known)
         info = ModuleInfo(
             kind=kind,
@@ -163,6 +198,7 @@ class Reductions:
         if known.state.armed and self._current is not known:
             self._current = known
             known.sizes_bytes.clear()
+            known.held.clear()
 
     def launch(self, recording: Recording, group: int, op: int, size_bytes: int, launch_ns: int) -> Slot | None:
         """Record the launch of a collective, as a bucket if it is one."""
@@ -175,6 +211,7 @@ class Reductions:
         slot = recording.collectives.launch(group, op, size_bytes, launch_ns, state.number, state.step, index, layout)
         state.launched(slot, index, size_bytes)
         known.sizes_bytes.append(size_bytes)
+        known.held.append(() if known.holding is None else known.indices(known.holding(size_bytes)))
         return slot
 
     def end_compute(self, recording: Recording, known: Reduced) -> None:
@@ -195,12 +232,14 @@ class Reductions:
         if not sizes:
             return
         state = known.state
-        layout = known.layouts.get(sizes)
+        key = (sizes, *known.held)
+        layout = known.layouts.get(key)
         if layout is None:
             # Number 0 is that of the buckets that DDP begins with, and those are warm-up.
-            layout = Layout(number=min(len(known.layouts), _MOST_LAYOUTS) + 1, sizes_bytes=sizes)
+            number = min(len(known.layouts), _MOST_LAYOUTS) + 1
+            layout = Layout(number=number, sizes_bytes=sizes, parameters=tuple(known.held))
             if len(known.layouts) < _MOST_LAYOUTS:
-                known.layouts[sizes] = layout
+                known.layouts[key] = layout
                 state.layouts.append(layout)
                 recording.metadata_changed()
         if layout is state.layout:
