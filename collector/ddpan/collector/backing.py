@@ -73,18 +73,14 @@ class Backing:
             return False
         return self.unkept == 0 and found.st_size == self._size and found.st_ino == self._inode
 
-    def mend(self) -> int:
+    def mend(self) -> None:
         """Write the file anew from memory.
-
-        Returns:
-            the copies that had failed.
 
         Raises:
             OSError: the file cannot be made.
         """
         self._write_file(self._size)
-        unkept, self.unkept = self.unkept, 0
-        return unkept
+        self.unkept = 0
 
     def _write_file(self, used: int) -> None:
         """Make the file with the first ``used`` bytes of the memory in it; the others are zero."""

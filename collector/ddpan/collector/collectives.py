@@ -9,7 +9,7 @@ from typing import Final
 
 from .clock import now_ns
 from .device_records import DeviceRecords
-from .schema import NONE16, NONE32, OPS, WAITED
+from .schema import NONE16, NONE32, OPS, POINT_TO_POINT, WAITED
 from .segments import (
     COLLECTIVE,
     COLLECTIVE_END,
@@ -22,12 +22,11 @@ from .segments import (
 )
 from .threads import keep_thread_state, kept_threads
 
-__all__ = ["ALL_REDUCE", "BETWEEN_TWO", "OP_CODES", "Collectives"]
+__all__ = ["ALL_REDUCE", "OP_CODES", "POINT_TO_POINT_CODES", "Collectives"]
 
 OP_CODES: Final = {name: code for code, name in enumerate(OPS)}
 ALL_REDUCE: Final = OP_CODES["all_reduce"]
-BETWEEN_TWO: Final = (OP_CODES["send"], OP_CODES["recv"])
-"""What concerns two ranks of a group: in the group's order it would shift all that follows on these two."""
+POINT_TO_POINT_CODES: Final = frozenset(OP_CODES[op] for op in POINT_TO_POINT)
 
 _pack = COLLECTIVE.pack_into
 _pack_time = INT64.pack_into
@@ -47,13 +46,13 @@ class Collectives:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._next_seq: dict[int, Callable[[], int]] = {}
-        self._next_between_two: dict[int, Callable[[], int]] = {}
+        self._next_point_to_point: dict[int, Callable[[], int]] = {}
         self.device: DeviceRecords | None = None
 
     def add_group(self, group: int) -> None:
         """Begin to count for a group."""
         self._next_seq.setdefault(group, itertools.count().__next__)
-        self._next_between_two.setdefault(group, itertools.count().__next__)
+        self._next_point_to_point.setdefault(group, itertools.count().__next__)
 
     def launch(  # noqa: PLR0917 - keywords cost time on the hot path
         self,
@@ -88,9 +87,9 @@ class Collectives:
             segment.keep(offset, COLLECTIVE.size)
         return slot
 
-    def launch_between_two(self, group: int, op: int, size_bytes: int, launch_ns: int) -> Slot | None:
+    def launch_point_to_point(self, group: int, op: int, size_bytes: int, launch_ns: int) -> Slot | None:
         """Record the launch of a send or receive, which have an order of their own on each rank of the group."""
-        seq = self._next_between_two[group]()
+        seq = self._next_point_to_point[group]()
         slot = self._spool.reserve_collective()
         if slot is not None:
             segment, offset = slot

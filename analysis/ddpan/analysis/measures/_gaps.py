@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ddpan.collector.schema import OPS, Metadata
+from ddpan.collector.schema import OPS, POINT_TO_POINT, Metadata
 
 __all__ = ["Presence"]
 
-_BETWEEN_TWO: Final = [OPS.index("send"), OPS.index("recv")]
+_POINT_TO_POINT: Final = [OPS.index(op) for op in POINT_TO_POINT]
 _PAGE_BITS = 16
 _Group = tuple[int, tuple[int, ...]]
 
@@ -32,9 +32,9 @@ class Presence:
 
     def add(self, rows: pl.DataFrame) -> None:
         """Note rows of the table ``collectives``; sends and receives, which no other rank has, are passed over."""
-        between_two = rows["op"].to_physical().is_in(_BETWEEN_TWO)
-        if between_two.any():
-            rows = rows.filter(~between_two)
+        point_to_point = rows["op"].to_physical().is_in(_POINT_TO_POINT)
+        if point_to_point.any():
+            rows = rows.filter(~point_to_point)
         numbers, ranks, seq = (rows[name].to_numpy() for name in ("group", "rank", "seq"))
         for number in np.flatnonzero(np.bincount(numbers)).tolist():
             chosen = numbers == number

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from ddpan.collector.schema import POINT_TO_POINT
+
 from ..run import Run
 
 __all__ = ["LEFT_TOGETHER", "CollectiveTables", "collectives"]
@@ -46,7 +48,6 @@ _RANKS: Final = pl.Schema(
         "last": pl.UInt64,
     }
 )
-_BETWEEN_TWO: Final = ("send", "recv")
 _OF_ONE_RANK: Final = ("all_gather", "gather")
 """Operations in which a rank puts in an n-th of what is moved."""
 
@@ -184,13 +185,13 @@ def _compared(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows with what the ranks of one collective have in common."""
     one = ["group", "lowest_rank", "op", "seq"]
     duration = pl.col("duration")
-    between_two = pl.col("op").is_in(_BETWEEN_TWO)
-    known = pl.when(between_two).then(0).otherwise(duration.count().over(one)).cast(pl.UInt32)
+    point_to_point = pl.col("op").is_in(POINT_TO_POINT)
+    known = pl.when(point_to_point).then(0).otherwise(duration.count().over(one)).cast(pl.UInt32)
     shortest = duration.min().over(one)
     # Of several that stayed equally long the lowest rank counts, so that each collective has one last rank.
     last = pl.col("rank") == pl.col("rank").filter(duration == duration.min()).min().over(one)
     return rows.with_columns(
-        bytes=pl.when(between_two).then(pl.col("bytes")).otherwise(pl.col("bytes").max().over(one)),
+        bytes=pl.when(point_to_point).then(pl.col("bytes")).otherwise(pl.col("bytes").max().over(one)),
         known=known,
         shortest=shortest,
         last=(last & (known == pl.col("members")) & pl.col("op").is_in(LEFT_TOGETHER)).fill_null(False).cast(pl.UInt32),

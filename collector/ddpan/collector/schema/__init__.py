@@ -31,7 +31,7 @@ from .spool import (
     read_spool,
     spool_bytes,
 )
-from .tables import COLLECTIVES, OPS, SCHEMA_VERSION, STEPS, TABLES, Column
+from .tables import COLLECTIVES, OPS, POINT_TO_POINT, SCHEMA_VERSION, STEPS, TABLES, Column
 
 __all__ = [
     "COLLECTIVES",
@@ -45,6 +45,7 @@ __all__ = [
     "NONE32",
     "OPS",
     "PART_PATTERN",
+    "POINT_TO_POINT",
     "SCHEMA_VERSION",
     "SPOOL_PATTERN",
     "STEPS",

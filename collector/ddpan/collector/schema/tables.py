@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["COLLECTIVES", "OPS", "SCHEMA_VERSION", "STEPS", "TABLES", "Column"]
+__all__ = ["COLLECTIVES", "OPS", "POINT_TO_POINT", "SCHEMA_VERSION", "STEPS", "TABLES", "Column"]
 
 SCHEMA_VERSION: Final = 1
 """Version of the log format. A reader refuses a log with a larger one."""
@@ -29,6 +29,10 @@ OPS: Final[tuple[str, ...]] = (
     "recv",
 )
 """Values of the column ``op``; the spool stores the position in this tuple, so only append to it."""
+
+POINT_TO_POINT: Final = ("send", "recv")
+"""Operations of two ranks of a group: they have an order of their own on each rank, as in the group's they would shift
+all that follows on these two."""
 
 
 @dataclass(frozen=True)

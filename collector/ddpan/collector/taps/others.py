@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ..clock import now_ns
-from ..collectives import BETWEEN_TWO
+from ..collectives import POINT_TO_POINT_CODES
 from ..segments import COLLECTIVE, Slot
 from .patching import Patches
 from .payload import payload_bytes
@@ -78,12 +78,12 @@ class Others:
         number = self._session.group_number(group)
         self._reductions.begin_reducing(recording, number, op)
         if recording.steps.paused:
-            if op not in BETWEEN_TWO:
+            if op not in POINT_TO_POINT_CODES:
                 recording.collectives.skip(number)
             return None
         size = payload_bytes(tensors)
-        if op in BETWEEN_TWO:
-            slot = recording.collectives.launch_between_two(number, op, size, launch_ns)
+        if op in POINT_TO_POINT_CODES:
+            slot = recording.collectives.launch_point_to_point(number, op, size, launch_ns)
         else:
             slot = self._reductions.launch(recording, number, op, size, launch_ns)
         if slot is not None:
