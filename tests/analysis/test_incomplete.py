@@ -169,6 +169,28 @@ class TestOtherCollectives:
         assert found.verdict.delay_ns == pytest.approx(20 * MS, rel=0.05)
 
 
+def test_a_wait_that_reaches_into_the_next_step_is_not_charged_to_the_waiting(open_run: OpenRun) -> None:
+    """Rank 1 shares its layers with a rank of another group, which holds it up after its last bucket."""
+    run = simulate(faulty(delayed(1, "other")))
+    held_up = stragglers(open_run(run)).verdict
+    assert (held_up.kind, held_up.rank) == ("persistent", 1)
+    [wait] = [fault.delay_ns for fault in run.scenario.faults]
+    leaving = run.collectives.filter(rank=1).group_by("rank", "step").agg(pl.col("end_ns").max()).sort("step")
+    rows = leaving.select(
+        "rank",
+        group=pl.lit(1, pl.UInt16),
+        seq=pl.col("step").cast(pl.UInt64),
+        op=pl.lit("all_reduce", run.collectives.schema["op"]),
+        bytes=pl.lit(4096, pl.UInt64),
+        launch_ns=pl.col("end_ns") - MS,
+        wait_start_ns=pl.col("end_ns") - MS,
+        end_ns=pl.col("end_ns") + wait,
+    )
+    run.metadata[1]["groups"]["1"] = {"name": "1", "ranks": [1, 7], "backend": "gloo"}
+    waiting = SyntheticRun(run.scenario, run.steps, pl.concat([run.collectives, rows], how="diagonal"), run.metadata)
+    assert stragglers(open_run(waiting)).verdict.kind == "none"
+
+
 def with_broadcasts(
     run: SyntheticRun, lengths_ms: list[float], *, number: int = 1, after_ms: float = 0.01
 ) -> SyntheticRun:
