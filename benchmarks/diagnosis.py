@@ -40,7 +40,8 @@ class Outcome:
     Attributes:
         seed: of the run.
         kind: kind of the fault.
-        size: the fault's share of the step.
+        size: the fault's share of a step that it delays.
+        cost: its share of the step, averaged over the run.
         steps: steps of the run.
         visible: whether anybody could find it.
         faults: slow ranks and their causes.
@@ -52,6 +53,7 @@ class Outcome:
     seed: int
     kind: str
     size: float
+    cost: float
     steps: int
     visible: bool
     faults: dict[int, str]
@@ -95,7 +97,7 @@ class Rate:
         low, high = wilson(self.hits, self.runs)
         count = f"{self.hits} of {self.runs}"
         rate = self.hits / max(1, self.runs)
-        text = f"{self.name:<58} {count:>13} {rate:7.2%}  [{low:.2%}, {high:.2%}]"
+        text = f"{self.name:<68} {count:>13} {rate:7.2%}  [{low:.2%}, {high:.2%}]"
         if self.bar is None:
             return text
         return f"{text}  bar {'>=' if self.least else '<='} {self.bar:.0%}  {'ok' if self.met else 'MISSED'}"
@@ -130,6 +132,7 @@ def score(seed: int, case: Case, found: Stragglers) -> Outcome:
         seed=seed,
         kind=case.kind,
         size=case.size,
+        cost=case.cost,
         steps=case.scenario.steps,
         visible=case.visible,
         faults=case.faults,
@@ -183,7 +186,7 @@ def report(outcomes: Sequence[Outcome]) -> list[Rate]:
     slow = [one for one in large if one.faults and one.right_ranks]
     covered = [one for outcome in large for one in outcome.covered]
     long = [one for one in faults if one.size >= LARGE and one.steps >= LONG]
-    found = [one for one in long if one.faults and one.right_ranks]
+    costly = [one for one in long if one.cost >= LARGE]
     rates = [
         _rate("healthy runs: a rank is named", (bool(one.named) for one in healthy), 0.01, least=False),
         _rate("visible faults >= 5 % of the step: right ranks", (one.right_ranks for one in large), 0.99),
@@ -194,15 +197,24 @@ def report(outcomes: Sequence[Outcome]) -> list[Rate]:
         ),
         _rate("  right causes, of runs with the right ranks", (one.named == one.faults for one in slow), 0.97),
         _rate("  true delay inside the interval, of named ranks", covered, 0.93),
-        _rate("faults >= 5 %, 50 steps, visible or not: right ranks", (one.right_ranks for one in long), None),
-        _rate("  right kind", (one.right_kind for one in long), None),
-        _rate("  right causes, of runs with the right ranks", (one.named == one.faults for one in found), None),
-        _rate("  true delay inside the interval, of named ranks", (hit for one in long for hit in one.covered), None),
+        *_rates("all that cost >= 5 % of the step on average, 50 steps", costly, bars=True),
+        *_rates("all that delay a step by >= 5 %, 50 steps", long, bars=False),
         _rate("  silence or right", (not one.wrong for one in long), 0.99),
         _rate("faults < 1 % of the step: silence or right", (not one.wrong for one in small), 0.99),
         _rate("all other faults: silence or right", (not one.wrong for one in between), 0.99),
     ]
     return [rate for rate in rates if rate.runs]
+
+
+def _rates(name: str, runs: Sequence[Outcome], *, bars: bool) -> Iterator[Rate]:
+    """The four rates of faults, visible or not."""
+    found = [one for one in runs if one.faults and one.right_ranks]
+    yield _rate(f"{name}: right ranks", (one.right_ranks for one in runs), 0.99 if bars else None)
+    yield _rate("  right kind", (one.right_kind for one in runs), 0.95 if bars else None)
+    causes = (one.named == one.faults for one in found)
+    yield _rate("  right causes, of runs with the right ranks", causes, 0.97 if bars else None)
+    covered = (hit for one in runs for hit in one.covered)
+    yield _rate("  true delay inside the interval, of named ranks", covered, 0.93 if bars else None)
 
 
 def _rate(name: str, hits: Iterable[bool], bar: float | None, *, least: bool = True) -> Rate:

@@ -68,6 +68,7 @@ class Case:
         kind: kind of its fault.
         faults: the ranks to be named with their causes.
         size: smallest delay of a fault, as a share of the step.
+        cost: what that delay comes to, averaged over all steps of the run, as a share of the step.
         lateness_ns: by how much these ranks are later than the mean of the healthy ones in the steps concerned: the
             delay, and what they differ by without it.
         visible: whether it could be found at all.
@@ -77,6 +78,7 @@ class Case:
     kind: Kind
     faults: dict[int, str]
     size: float
+    cost: float
     lateness_ns: dict[int, float]
     visible: bool
 
@@ -98,7 +100,7 @@ def healthy(seed: int) -> Case:
     """A run without a fault, but with all that may be mistaken for one."""
     random = np.random.default_rng([seed, 0])
     scenario, _ = _scenario(random, seed, least_ranks=2)
-    return Case(scenario, "none", {}, 0.0, {}, visible=True)
+    return Case(scenario, "none", {}, 0.0, 0.0, {}, visible=True)
 
 
 def faulty(seed: int) -> Case:
@@ -131,6 +133,7 @@ def faulty(seed: int) -> Case:
         kind=kind,
         faults=named,
         size=min(sizes.values()),
+        cost=min(sizes.values()) * inside / scenario.steps,
         lateness_ns={rank: sizes[rank] * noise.step_ns + noise.lasting_ns(rank, named) for rank in named},
         visible=_visible(kind, scenario, noise, min(sizes.values()), inside),
     )

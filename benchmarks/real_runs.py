@@ -66,7 +66,7 @@ def _outcomes(cases: range, seed: int) -> Iterator[Outcome]:
         size = 0.0 if kind == "none" else delay_ms * 1e6 / step_ns
         faults = {} if kind in ("none", "rotating") else {rank: cause}
         # Others on the same cores run faster while a rank sleeps, so what it is late by is not known: no interval.
-        case = Case(Scenario(ranks=RANKS, steps=STEPS, seed=number), kind, faults, size, {}, visible=True)
+        case = Case(Scenario(ranks=RANKS, steps=STEPS, seed=number), kind, faults, size, size, {}, visible=True)
         outcome = score(number, case, found)
         put_in = (
             "nothing"
