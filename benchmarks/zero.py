@@ -243,7 +243,7 @@ def tell(name: str, measured: Sequence[Sequence[float]], shares: pl.DataFrame) -
         ("off / off", off / again),
         ("comms logger / off", 2 * logged / alone),
     ):
-        print("  step time, {:<20}{:.4f} ({:.4f} to {:.4f})".format(what, *interval(ratios)))
+        print("  step time, {:<20}{:.4f} ({:.4f} to {:.4f})".format(what, *interval(ratios[:, np.newaxis])))
     for op, count, ms, share in shares.iter_rows():
         each = ms / (STEPS + WARM_UP)
         print(f"  recorded {op:<15}{count / (STEPS + WARM_UP):5.1f} a step, {each:6.2f} ms, hidden {share:.0%}")
