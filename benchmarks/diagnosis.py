@@ -183,20 +183,15 @@ def report(outcomes: Sequence[Outcome]) -> list[Rate]:
     large = [one for one in faults if one.size >= LARGE and one.visible]
     small = [one for one in faults if one.size < SMALL]
     between = [one for one in faults if one not in large and one not in small]
-    slow = [one for one in large if one.faults and one.right_ranks]
-    covered = [one for outcome in large for one in outcome.covered]
     long = [one for one in faults if one.size >= LARGE and one.steps >= LONG]
     costly = [one for one in long if one.cost >= LARGE]
     rates = [
         _rate("healthy runs: a rank is named", (bool(one.named) for one in healthy), 0.01, least=False),
-        _rate("visible faults >= 5 % of the step: right ranks", (one.right_ranks for one in large), 0.99),
-        _rate("  right kind", (one.right_kind for one in large), 0.95),
+        *_rates("visible faults >= 5 % of the step", large, bars=True),
         *(
-            _rate(f"    {kind}", (one.right_kind for one in large if one.kind == kind), 0.95)
+            _rate(f"  right kind of {kind} ones", (one.right_kind for one in large if one.kind == kind), 0.95)
             for kind in population.KINDS
         ),
-        _rate("  right causes, of runs with the right ranks", (one.named == one.faults for one in slow), 0.97),
-        _rate("  true delay inside the interval, of named ranks", covered, 0.93),
         *_rates("all that cost >= 5 % of the step on average, 50 steps", costly, bars=True),
         *_rates("all that delay a step by >= 5 %, 50 steps", long, bars=False),
         _rate("  silence or right", (not one.wrong for one in long), 0.99),

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ddpan.analysis import stragglers
 from ddpan.analysis.measures._arrivals import find_arrivals
-from ddpan.analysis.measures._inference import excess_over_others
+from ddpan.analysis.measures._inference import MAD_TO_SIGMA, excess_over_others
 from ddpan.analysis.measures.facts import facts
 from ddpan.analysis.testing import Scenario, open_run, simulate
 
@@ -38,7 +38,6 @@ Matrix = npt.NDArray[np.float64]
 
 HEALTHY_RUNS: Final = 200
 HEALTHY_RATE: Final = 0.01
-DIFFERENCE: Final = 0.003
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Noise:
         for step in range(1, len(noise)):
             noise[step] = self.correlation * noise[step - 1] + (1 - self.correlation**2) ** 0.5 * fresh[step]
         stalls = self.stall * (random.random(shape) < 0.01)
-        return np.asarray(self.sigma * noise + stalls + DIFFERENCE * random.uniform(-1, 1, shape[1]))
+        return np.asarray(self.sigma * noise + stalls + population.LASTING * random.uniform(-1, 1, shape[1]))
 
 
 def noise_of(scenario: Scenario) -> tuple[Noise, float]:
@@ -155,7 +154,7 @@ def find(case: Case, arrival_ns: Matrix, random: np.random.Generator, *, runs: i
     drawn = [noise.draw(random, arrival_ns.shape) for _ in range(runs)]
     excesses = [excess_over_others(np.where(unknown, np.nan, one)) for one in drawn]
     middles = [one - np.nanmedian(one, axis=0) for one in excesses[:10]]
-    scale = 1.4826 * float(np.nanmedian(np.abs(middles)))
+    scale = MAD_TO_SIGMA * float(np.nanmedian(np.abs(middles)))
     if noise.tail is not None:
         scale *= 1.32  # Student's t with three degrees: its standard deviation over that by its median
     highest = [ratios(case, noise, one, scale).max() for one in excesses]

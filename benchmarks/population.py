@@ -50,13 +50,16 @@ import numpy as np
 
 from ddpan.analysis.testing import CAUSES, Fault, Scenario
 
-__all__ = ["KINDS", "Case", "faulty", "healthy"]
+__all__ = ["KINDS", "LASTING", "Case", "faulty", "healthy"]
 
 Kind = Literal["none", "persistent", "onset", "transient", "intermittent", "rotating", "several"]
 KINDS: Final[tuple[Kind, ...]] = ("persistent", "onset", "transient", "intermittent", "rotating", "several")
 
 _HOUR_NS: Final = 3_600_000_000_000
 _ROTATING_SHARE: Final = 0.9
+
+LASTING: Final = 0.003
+"""Largest lasting difference of a healthy rank, as a share of the step."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def _scenario(random: np.random.Generator, seed: int, *, least_ranks: int) -> tu
     step_ns = own.sum() + plain.backward_ns + plain.transfer_ns + plain.copy_ns
     sigma = _log_uniform(random, 0.003, 0.03)
     noise = sigma * step_ns / math.sqrt(float((own**2).sum() + (gaps**2).sum()))
-    differences = 0.003 * random.uniform(-1, 1, ranks)
+    differences = LASTING * random.uniform(-1, 1, ranks)
     pace = 1 + differences * step_ns / (plain.micro_batches * (plain.forward_ns + plain.backward_ns))
     stalls = _stalls(random, plain, step_ns) if random.random() < 0.25 else ()
     noisy = replace(plain, noise=noise, pace=dict(enumerate(pace.tolist())), faults=stalls)

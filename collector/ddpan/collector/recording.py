@@ -46,9 +46,6 @@ class Recording:
         tap: name of the way in which collectives are seen.
         torch_version: for the metadata.
 
-    Attributes:
-        has_device: whether times of a device are recorded as well.
-
     Raises:
         OSError: the rank's folder or the first segment cannot be made.
     """
@@ -61,7 +58,6 @@ class Recording:
         self.anchor = anchor
         self.tap = tap
         self.device = device
-        self.has_device = False
         self._device_records: DeviceRecords | None = None
         self.groups: dict[int, GroupInfo] = {}
         self.modules: dict[int, ModuleInfo] = {}
@@ -105,7 +101,6 @@ class Recording:
     def use_device(self, name: str, events: DeviceEvents) -> None:
         """From now on record times of a device as well; nothing where that is so already."""
         if self._device_records is None:
-            self.has_device = True
             self._device_records = DeviceRecords(DeviceTimeline(events, clock=now_ns), self.spool)
             self.collectives.device = self.steps.device = self._device_records
             self.device = name

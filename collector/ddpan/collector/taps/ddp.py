@@ -115,7 +115,7 @@ class Modules:
             state.group, ALL_REDUCE, size_bytes, launch_ns, state.number, state.step, index, layout
         )
         state.launched(slot, index, size_bytes)
-        if slot is not None and recording.has_device:
+        if slot is not None and recording.collectives.device is not None:
             recording.launched(slot)
         if index >= state.may_be_last and state.all_launched:
             self.follow_backward(state)
