@@ -77,7 +77,7 @@ def metadata() -> Callable[[str | None, int | None, bool], Metadata]:
             pid=17,
             device="cpu",
             backend="gloo",
-            tap="comm_hook",
+            tap="reducer_group",
             versions={"torch": "2.13.0"},
             job=Job(id=None, restart=0),
             clock=ClockMetadata(anchor_monotonic_ns=0, anchor_epoch_ns=EPOCH_OFFSET_NS, uncertainty_ns=10),

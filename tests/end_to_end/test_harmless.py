@@ -107,22 +107,14 @@ def test_log_of_a_full_disk_says_what_is_missing(
 LEFT_OUT = {
     "collector.stop": "called by the user",
     "session.stop": "called by the user",
-    "comm_hook.__call__": "does the reduction in DDP's place",
-    "comm_hook._announce": "calls the user's hook",
-    "comm_hook._reduce": "does the reduction in DDP's place",
-    "comm_hook._record": "calls the user's hook",
-    "comm_hook.finish": "does the reduction in DDP's place",
-    "comm_hook.ddpan_bucket_hook": "does the reduction in DDP's place",
-    "scaling.__call__": "does the arithmetic in DDP's place",
-    "scaling.must_look": "does the arithmetic in DDP's place",
-    "comm_hook._post_forward": "calls what it wraps",
-    "comm_hook._pre_forward": "calls what it wraps",
     "dataloader.__next__": "calls what it wraps",
     "functions.collective": "calls what it wraps",
     "groups.destroy_process_group": "calls what it wraps",
     "groups.init_process_group": "calls what it wraps",
     "groups.new_process_group": "calls what it wraps",
     "patching.method": "calls what it wraps",
+    "reducer_group.allreduce": "does the reduction in the group's place",
+    "reducer_group.broadcast": "does the broadcast in the group's place",
     "others.wait": "calls what it wraps",
     "optimizer.after": "asks torch whether it compiles",
     "optimizer.before": "asks torch whether it compiles",
@@ -153,7 +145,8 @@ def test_mistakes_are_said_and_counted(faults: tuple[list[Any], Path], read_runs
     assert [outcome[fault]["said"] for outcome in ranks] == [["error"], ["error"]]
     [run] = read_runs(logs / fault)
     # Each of the four steps met the mistake.
-    assert all(log.metadata["counters"]["errors"] >= 4 for log in run.ranks.values())
+    counted = [log.metadata["counters"]["errors"] for log in run.ranks.values()]
+    assert min(counted) >= 4, counted
     reported = [problem.ranks for problem in load(logs / fault).problems if problem.kind == "recorder_errors"]
     assert reported == [(0, 1)]
 

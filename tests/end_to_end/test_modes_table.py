@@ -26,10 +26,10 @@ def table() -> str:
     """What the page says after tests with two torches."""
     old = report(
         case("test_unchanged", "plain"),
-        case("test_rows", "plain", facts("comm_hook", "2.13.0", 36)),
+        case("test_rows", "plain", facts("reducer_group", "2.13.0", 36)),
         case("test_rows", "new option", '<skipped message="not in this torch: batched_grad_copy"/>'),
         case("test_unchanged", "broken", "<failure>1 != 2</failure>"),
-        case("test_rows", "broken", facts("comm_hook", "2.13.0", 36)),
+        case("test_rows", "broken", facts("reducer_group", "2.13.0", 36)),
         case("test_rows", "elsewhere", '<skipped message="no network"/>'),
         '<testcase name="test_of_no_mode"/>',
     )
@@ -42,7 +42,7 @@ def table() -> str:
 
 
 def test_columns_are_the_taps(table: str) -> None:
-    assert table.splitlines()[0] == "| mode | communication hook, torch 2.13.0 | process-group hooks, torch 2.14.1 |"
+    assert table.splitlines()[0] == "| mode | group of the reducer, torch 2.13.0 | process-group hooks, torch 2.14.1 |"
 
 
 def test_a_mode_is_unchanged_only_if_it_was_tried_and_nothing_failed(table: str) -> None:

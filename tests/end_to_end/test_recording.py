@@ -203,7 +203,7 @@ def test_metadata_says_who_recorded(log: RankLog, rank: int) -> None:
     assert metadata["pid"] != os.getpid()
     assert metadata["versions"]["torch"] == torch.__version__
     assert set(metadata["versions"]) == {"ddpan", "torch", "python"}
-    assert metadata["tap"] == ("process_group_hooks" if PROCESS_GROUP_HOOKS else "comm_hook")
+    assert metadata["tap"] == ("process_group_hooks" if PROCESS_GROUP_HOOKS else "reducer_group")
     assert metadata["job"]["restart"] == 0
     assert metadata["job"]["id"], "torchrun --standalone gives its runs an id"
 

@@ -20,7 +20,7 @@ TESTS: Final = Path(__file__).parent
 PAGE: Final = TESTS.parents[1] / "docs" / "collector.md"
 BEGIN: Final = "<!-- modes: begin -->\n"
 END: Final = "<!-- modes: end -->\n"
-TAPS: Final = {"comm_hook": "communication hook", "process_group_hooks": "process-group hooks"}
+TAPS: Final = {"reducer_group": "group of the reducer", "process_group_hooks": "process-group hooks"}
 
 UNCHANGED: Final = "unchanged"
 LACKING: Final = "not in this torch"

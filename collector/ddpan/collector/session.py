@@ -85,7 +85,7 @@ class Session:
         """Close the recording and take all taps out."""
         self.guard(self.close)()
         if self._taps is not None:
-            self.guard(self._taps.forget)()
+            self._taps.forget()
             self._taps.remove()
             self._taps = None
 
@@ -108,7 +108,7 @@ class Session:
         self._failed = False
         if recording is not None:
             if self._taps is not None:
-                self.guard(self._taps.forget)()
+                self._taps.forget()
             recording.stop()
 
     def group_number(self, group: ProcessGroup) -> int:

@@ -42,7 +42,7 @@ DESCRIBED: Metadata = {
     "pid": 1,
     "device": "cpu",
     "backend": "gloo",
-    "tap": "comm_hook",
+    "tap": "reducer_group",
     "versions": {},
     "job": {"id": None, "restart": 0},
     "clock": {"anchor_monotonic_ns": 0, "anchor_epoch_ns": 0, "uncertainty_ns": 0},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from . import comm_hook, dataloader, ddp, functions, group_hooks, groups, optimizer
+from . import comm_hook, dataloader, ddp, functions, group_hooks, groups, optimizer, reducer_group
 from .compiler import hide_from_compiler
 from .deepspeed import Engines
 from .fsdp import ShardedModels
@@ -25,14 +25,15 @@ __all__ = ["Taps", "install_taps", "tap_name"]
 
 
 def tap_name() -> str:
-    """How collectives are seen: by the process group's hooks (torch >= 2.14), else by the communication hook."""
-    return "process_group_hooks" if group_hooks.available() else "comm_hook"
+    """How collectives are seen: by the process group's hooks (torch >= 2.14), else by a group given to the reducer."""
+    return "process_group_hooks" if group_hooks.available() else "reducer_group"
 
 
 class Taps:
     """All installed taps."""
 
     def __init__(self, session: Session) -> None:
+        self._guard = session.guard
         self._patches = Patches()
         self._undo: list[Callable[[], None]] = []
         try:
@@ -54,7 +55,11 @@ class Taps:
         hide_from_compiler("ddpan.collector", alone=type(session).guard)
         groups.install(session, self._patches)
         ddp.install(session, self._modules, self._patches)
-        comm_hook.install(session, self._modules, self._patches, own=self._group_hooks is None)
+        whole = self._group_hooks is None
+        reducers = reducer_group.ReducerGroups(session, self._modules, self._others, own=whole)
+        self._reducers = reducers
+        reducers.install(self._patches)
+        comm_hook.install(session, self._modules, reducers, self._patches, whole=whole)
         dataloader.install(session, self._patches)
         self._undo.append(optimizer.install(session, self._modules, self._reductions))
         if self._group_hooks is None:
@@ -79,16 +84,16 @@ class Taps:
 
     def forget(self) -> None:
         """The recording ends: forget modules and groups of it."""
-        self._modules.forget()
-        self._others.forget()
-        self._reductions.forget()
+        forgets = [self._reducers.take_all, self._modules.forget, self._others.forget, self._reductions.forget]
         if self._group_hooks is not None:
-            self._group_hooks.detach_all()
+            forgets.append(self._group_hooks.detach_all)
+        for forget in forgets:
+            self._guard(forget)()
 
     def remove(self) -> None:
         """Take every tap out."""
         for undo in self._undo:
-            undo()
+            self._guard(undo)()
         self._patches.restore()
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..steps import ModuleState
     from .ddp import Modules
 
-__all__ = ["Buckets"]
+__all__ = ["Buckets", "find_in"]
 
 _ENGINE: Final = _engine_run_backward.__code__
 
@@ -39,7 +39,6 @@ class Buckets:
 
     def __init__(self, modules: Modules) -> None:
         self._modules = modules
-        modules.told_by_size = True
 
     def known(self, tensors: list[Any]) -> Found | None:
         """The bucket if it was seen before, or if a user's hook announced it, else None."""
@@ -50,15 +49,13 @@ class Buckets:
             return state, state.next_bucket, payload_bytes(tensors)
         if len(tensors) != 1:
             return None
-        try:
-            address = tensors[0].data_ptr()
-        except RuntimeError:
-            return None  # a sparse tensor has none
-        for state in modules.armed:
-            index = state.addresses.get(address, -1)
-            if index >= state.next_bucket and state.layout is not None:
-                sizes = state.layout.sizes_bytes
-                return state, index, sizes[index] if sizes else tensors[0].nbytes
+        [tensor] = tensors
+        address = _address(tensor)
+        if address:
+            for state in modules.armed:
+                found = _seen(state, tensor, address)
+                if found is not None:
+                    return found
         return None
 
     def find(self, group: int, tensors: list[Any]) -> Found | None:
@@ -68,25 +65,46 @@ class Buckets:
         """
         if len(tensors) != 1 or not _issued_by_reducer(sys._getframe(2)):
             return None
-        return self._by_size(group, tensors[0], _address(tensors[0]))
-
-    def _by_size(self, group: int, tensor: torch.Tensor, address: int) -> Found | None:
+        [tensor] = tensors
         size_bytes = tensor.numel() * tensor.element_size()
         candidates = [
             (s, k) for s in self._modules.armed if s.group == group and (k := s.find_bucket(size_bytes)) is not None
         ]
         if len(candidates) > 1:
             candidates = [(s, k) for s, k in candidates if _is_ready(s, k, size_bytes)] or candidates
-        if not candidates:
-            return None
-        state, index = candidates[-1]
-        if address:
-            state.addresses[address] = index
-            return state, index, size_bytes
-        sent = payload_bytes([tensor])
-        # To the layout a sparse bucket is as large as its parameter.
-        state.launched_bytes += size_bytes - sent
-        return state, index, sent
+        return _adopted(*candidates[-1], tensor, size_bytes) if candidates else None
+
+
+def find_in(state: ModuleState, tensor: torch.Tensor) -> Found | None:
+    """The bucket of a module that an all-reduce of its reducer is, or None if it is none."""
+    address = _address(tensor)
+    found = _seen(state, tensor, address) if address else None
+    if found is not None:
+        return found
+    size_bytes = tensor.numel() * tensor.element_size()
+    index = state.find_bucket(size_bytes)
+    return None if index is None else _adopted(state, index, tensor, size_bytes)
+
+
+def _seen(state: ModuleState, tensor: torch.Tensor, address: int) -> Found | None:
+    """The bucket with this address, if it is due."""
+    index = state.addresses.get(address, -1)
+    if index < state.next_bucket or state.layout is None:
+        return None
+    sizes = state.layout.sizes_bytes
+    return state, index, sizes[index] if sizes else tensor.nbytes
+
+
+def _adopted(state: ModuleState, index: int, tensor: torch.Tensor, size_bytes: int) -> Found:
+    """The bucket with this index, whose address tells it from now on."""
+    address = _address(tensor)
+    if address:
+        state.addresses[address] = index
+        return state, index, size_bytes
+    sent = payload_bytes([tensor])
+    # To the layout a sparse bucket is as large as its parameter.
+    state.launched_bytes += size_bytes - sent
+    return state, index, sent
 
 
 def _address(tensor: torch.Tensor) -> int:

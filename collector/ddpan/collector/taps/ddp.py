@@ -34,7 +34,6 @@ class Modules:
     Attributes:
         armed: modules whose backward is due, in the order of their latest forwards.
         in_hook: the module whose hook, the user's, is running: its next collective is that of the module's next bucket.
-        told_by_size: whether buckets are told by their size until their addresses are known.
         stepping: the optimizer that is in its ``step()``, if any.
     """
 
@@ -46,7 +45,6 @@ class Modules:
         self._user_hooks: weakref.WeakKeyDictionary[DistributedDataParallel, str] = weakref.WeakKeyDictionary()
         self.armed: list[ModuleState] = []
         self.in_hook: ModuleState | None = None
-        self.told_by_size = False
         self.stepping: weakref.ref[torch.optim.Optimizer] | None = None
 
     def __len__(self) -> int:
@@ -76,12 +74,19 @@ class Modules:
             recording.modules[state.number]["comm_hook"] = name
             recording.metadata_changed()
 
+    def moved(self, ddp: DistributedDataParallel) -> None:
+        """The module was given another process group."""
+        state, recording = self.get(ddp), self._session.recording
+        if state is not None and recording is not None:
+            state.group = recording.modules[state.number]["group"] = self._session.group_number(ddp.process_group)
+            recording.metadata_changed()
+
     def arm(self, state: ModuleState) -> None:
         """The module's backward is due."""
         self.disarm(state)
         self.armed.append(state)
         state.ready_before = []
-        if self.told_by_size and len(self.armed) > 1:
+        if len(self.armed) > 1:
             # Two modules may have buckets of one size: what is ready now is not what the backward is about to bring.
             for due in self.armed:
                 if due.ready_times is not None and not due.ready_before and not due.knows_addresses:
