@@ -25,11 +25,11 @@ Launch = Callable[..., "Outcome"]
 
 STEPS = 2
 # As in scripts/zero.py: stage and micro-batches of each configuration, in the order of the modules.
-CONFIGURATIONS = [(0, 1), (1, 2), (2, 2), (2, 1), (3, 2), (3, 1)]
+CONFIGURATIONS = [(0, 1), (0, 2), (1, 2), (1, 1), (2, 2), (2, 1), (3, 2), (3, 1)]
 LAYER_BYTES = 4 * 32 * 33
 MODEL_BYTES = 6 * LAYER_BYTES
 SLOW_STEPS = 30
-SLOW_RANK, DELAY_NS = 2, 40_000_000
+SLOW_RANK, DELAY_NS = 2, 20_000_000
 OPS = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 """Names that DeepSpeed has for operations, where they are others than ours."""
 

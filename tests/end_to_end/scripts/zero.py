@@ -20,7 +20,7 @@ from torch import nn
 WIDTH = 32
 LAYERS = 6
 BUCKET_ELEMENTS = 2 * WIDTH * (WIDTH + 1)
-DELAY_SECONDS = 0.04
+DELAY_SECONDS = 0.02
 DEVICE_SECONDS = 0.004
 SLOW_RANK = 2
 LATE_LAYER = 2
@@ -28,7 +28,9 @@ LATE_LAYER = 2
 # name: (stage of ZeRO, overlap_comm, micro-batches)
 CONFIGURATIONS = {
     "zero0": (0, False, 1),
+    "zero0_overlap": (0, True, 2),
     "zero1": (1, False, 2),
+    "zero1_overlap": (1, True, 1),
     "zero2": (2, False, 2),
     "zero2_overlap": (2, True, 1),
     "zero3": (3, False, 2),
