@@ -163,6 +163,8 @@ class Session:
             torch_version=str(torch.__version__),
             device="cpu",
         )
+        if self._taps is not None:
+            recording.steps.on_pause = self.guard(self._taps.pause)
         self.group_number(distributed_c10d._get_default_group())
         for group in list(distributed_c10d._world.pg_map):
             self.listen_to(group)

@@ -73,6 +73,7 @@ class ModuleState:
         ready_before: its answer before the backward that is due, where it may be needed.
         skips_buckets: whether buckets are left out of a backward that does not need them.
         may_be_last: least index of a bucket that may be the last of its backward.
+        will_rebuild: whether the buckets are about to be rebuilt once more, because the process group is another.
     """
 
     number: int
@@ -106,6 +107,7 @@ class ModuleState:
     ready_before: list[int] = field(default_factory=list)
     skips_buckets: bool = False
     may_be_last: int = 0
+    will_rebuild: bool = False
 
     def find_bucket(self, size_bytes: int) -> int | None:
         """Index of the next bucket if it can have this size, or of the next that has it where some are skipped."""
@@ -165,6 +167,7 @@ class StepRecorder:
         data_wait_ns: time in the DataLoader since the last forward.
         device: writes the times of modules that run on a device, None where none does.
         paused: whether the present step is one that is not recorded.
+        on_pause: called when that changes.
     """
 
     def __init__(self, spool: Spool, *, selection: StepSelection) -> None:
@@ -172,6 +175,7 @@ class StepRecorder:
         self._selection = selection
         self._everything = selection == StepSelection()
         self.paused = False
+        self.on_pause: Callable[[bool], None] = _nobody_listens
         self.modules: list[ModuleState] = []
         self.data_wait_ns = 0
         self.device: DeviceRecords | None = None
@@ -207,7 +211,10 @@ class StepRecorder:
         wait_ns, self.data_wait_ns = self.data_wait_ns, 0
         if not self._everything:
             state.selected = state.step in self._selection
-            self.paused = not any(module.selected for module in self.modules)
+            paused = not any(module.selected for module in self.modules)
+            if paused != self.paused:
+                self.paused = paused
+                self.on_pause(paused)
             if not state.selected:
                 state.row = None
                 return
@@ -244,7 +251,11 @@ class StepRecorder:
         """Ask for the layout if it may have changed; true if it did."""
         rebuilt = bool(getattr(ddp, "_has_rebuilt_buckets", False))
         known = state.layout
-        if known is not None and known.number == int(rebuilt) and known.sizes_bytes:
+        if rebuilt and state.will_rebuild:
+            # In the order of the gradients that the layout has already, so its sizes stand.
+            state.will_rebuild = False
+            state.addresses.clear()
+        if known is not None and known.number >= int(rebuilt) and known.sizes_bytes:
             return False
         layout = read_layout(ddp, rebuilt=rebuilt)
         if layout is not None:
@@ -357,3 +368,7 @@ class StepRecorder:
         _pack_time(segment.map, offset + place, value_ns)
         if state.on_device and self.device is not None:
             self.device.step(state.row, place)
+
+
+def _nobody_listens(_paused: bool) -> None:
+    pass

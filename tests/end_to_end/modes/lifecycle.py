@@ -77,6 +77,26 @@ def expect_two_runs(runs: list[Run]) -> None:
             check_buckets(log, log.told)
 
 
+def other_group(_world: World) -> Trained:
+    """DDP is given another process group in the middle of the training."""
+    ddp = wrap()
+    optimizer = sgd(ddp)
+    fit(ddp, optimizer, 3)
+    ddp._update_process_group(dist.new_group())
+    fit(ddp, optimizer, STEPS - 3)
+    return Trained([ddp], buckets_told(ddp))
+
+
+def expect_other_group(runs: list[Run]) -> None:
+    for log in only(runs):
+        check_steps(log)
+        check_buckets(log, log.told)
+        groups = [{row["group"] for row in log.buckets_of(0, step)} for step in range(STEPS)]
+        assert groups == [groups[0]] * 3 + [groups[-1]] * 3
+        assert len(groups[0] | groups[-1]) == 2
+        assert {log.metadata["modules"]["0"]["group"]} == groups[-1]
+
+
 def workers(_world: World) -> Trained:
     """Batches from two forked workers, which do what the collector patches in the parent."""
     ddp = wrap()
@@ -183,6 +203,7 @@ MODES = (
         expect_uneven,
     ),
     Mode("a second process group", second_group, expect_two_runs, makes_group=True),
+    Mode("another process group for DDP", other_group, expect_other_group),
     Mode("forked workers of a DataLoader", workers, expect_workers),
     Mode("torch.multiprocessing, spawn", plain, expect_plain, ranks=2, launch="spawn"),
     Mode("torch.multiprocessing, fork", plain, expect_plain, ranks=2, launch="fork"),

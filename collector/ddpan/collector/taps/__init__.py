@@ -77,6 +77,11 @@ class Taps:
         for one in self._late:
             one.install()
 
+    def pause(self, paused: bool) -> None:
+        """The present step is, or is no longer, one that is not recorded."""
+        if self._group_hooks is not None:
+            self._group_hooks.pause(paused)
+
     def leave(self, group: ProcessGroup) -> None:
         """Stop to listen to a process group."""
         if self._group_hooks is not None:

@@ -78,6 +78,7 @@ class Modules:
         """The module was given another process group."""
         state, recording = self.get(ddp), self._session.recording
         if state is not None and recording is not None:
+            state.will_rebuild = True
             state.group = recording.modules[state.number]["group"] = self._session.group_number(ddp.process_group)
             recording.metadata_changed()
 

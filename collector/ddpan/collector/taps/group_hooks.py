@@ -68,26 +68,38 @@ class GroupHooks:
         }
         self._all_reduce = _hook_ops()["ALLREDUCE"]
         self._buckets = Buckets(modules)
-        self._attached: list[Any] = []
+        self._attached: dict[Any, Pending] = {}
+        self._paused = False
 
     def attach(self, group: Any) -> None:
         """Listen to a group."""
-        pending: Pending = {}
+        pending = self._attached[group] = {}
         group.register_pre_hook(HOOK_ID, self._before(group, pending))
-        group.register_post_hook(HOOK_ID, self._after(pending))
-        self._attached.append(group)
+        if not self._paused:
+            group.register_post_hook(HOOK_ID, self._after(pending))
 
     def detach(self, group: Any) -> None:
         """Stop to listen to a group."""
-        if group in self._attached:
-            self._attached.remove(group)
+        if self._attached.pop(group, None) is not None:
             group.unregister_pre_hook(HOOK_ID)
-            group.unregister_post_hook(HOOK_ID)
+            if not self._paused:
+                group.unregister_post_hook(HOOK_ID)
+
+    def pause(self, paused: bool) -> None:
+        """While nothing is recorded, collectives are only counted, before they are issued."""
+        self._paused = paused
+        for group, pending in self._attached.items():
+            pending.clear()
+            if paused:
+                group.unregister_post_hook(HOOK_ID)
+            else:
+                group.register_post_hook(HOOK_ID, self._after(pending))
 
     def detach_all(self) -> None:
         """Stop to listen."""
         for group in list(self._attached):
             self.detach(group)
+        self._paused = False
 
     def _before(self, group: ProcessGroup, pending: Pending) -> Callable[[Any], None]:
         session, modules, record = self._session, self._modules, self._record

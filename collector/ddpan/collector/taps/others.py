@@ -78,6 +78,7 @@ class Others:
         number = self._session.group_number(group)
         self._reductions.begin_reducing(recording, number, op)
         if recording.steps.paused:
+            # Only counted, so that ranks still join where recording goes on.
             if op not in POINT_TO_POINT_CODES:
                 recording.collectives.skip(number)
             return None

@@ -222,7 +222,7 @@ class ReducerGroups:
         """The module, and its reducer, were given another process group."""
         if _given.pop(id(ddp), None) is not None:
             self.put(ddp)
-            self._modules.moved(ddp)
+        self._modules.moved(ddp)
 
 
 def _drop(key: int, mine: ReducerGroup) -> None:
