@@ -210,11 +210,7 @@ class StepRecorder:
             self.device.poll()
         wait_ns, self.data_wait_ns = self.data_wait_ns, 0
         if not self._everything:
-            state.selected = state.step in self._selection
-            paused = not any(module.selected for module in self.modules)
-            if paused != self.paused:
-                self.paused = paused
-                self.on_pause(paused)
+            self._select(state)
             if not state.selected:
                 state.row = None
                 return
@@ -228,6 +224,19 @@ class StepRecorder:
             segment.keep(offset, STEP.size)
             if state.on_device and self.device is not None:
                 self.device.step(state.row, _FORWARD_START)
+
+    def follow(self, state: ModuleState) -> None:
+        """The rank has joined, and follows a step of the other ranks."""
+        state.step += 1
+        self._select(state)
+
+    def _select(self, state: ModuleState) -> None:
+        """A step begins, which may be left out, or the first that is not."""
+        state.selected = state.step in self._selection
+        paused = not any(module.selected for module in self.modules)
+        if paused != self.paused:
+            self.paused = paused
+            self.on_pause(paused)
 
     def end_forward(self, state: ModuleState, *, synced: bool) -> None:
         """The module's forward is over; if ``synced``, its backward will reduce gradients."""

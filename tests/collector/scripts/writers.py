@@ -29,7 +29,9 @@ def record(folder: Path, *, rank: int, ranks: int, steps: int, buckets: int) -> 
         job=Job(id=None, restart=0),
     )
     settings = Settings(log_dir=folder)
-    recording = Recording(settings, identity, anchor=Anchor.take(), tap="reducer_group", torch_version="none", device="cpu")
+    recording = Recording(
+        settings, identity, anchor=Anchor.take(), tap="reducer_group", torch_version="none", device="cpu"
+    )
     recording.start()
     group = recording.add_group(name="0", ranks=list(range(ranks)), backend="gloo")
     module = recording.steps.add(group=group, names=[], reduced_bytes=0, on_device=False)

@@ -5,15 +5,18 @@ To add a place, write a module with a function ``install(session, patches, …)`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from torch.distributed.algorithms.join import Join
 
 from . import comm_hook, dataloader, ddp, functions, group_hooks, groups, optimizer, reducer_group
 from .compiler import hide_from_compiler
 from .deepspeed import Engines
 from .fsdp import ShardedModels
 from .others import Others
-from .patching import Patches
+from .patching import Patches, observed
 from .reductions import Reductions
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ class Taps:
     def __init__(self, session: Session) -> None:
         self._guard = session.guard
         self._patches = Patches()
+        self._paused = False
+        self._joins = 0
         self._undo: list[Callable[[], None]] = []
         try:
             self._install(session)
@@ -62,6 +67,9 @@ class Taps:
         comm_hook.install(session, self._modules, reducers, self._patches, whole=whole)
         dataloader.install(session, self._patches)
         self._undo.append(optimizer.install(session, self._modules, self._reductions))
+        entered, left = session.guard(self._enter_join), session.guard(self._leave_join)
+        self._patches.replace(Join, "__enter__", functools.partial(observed, before=entered))
+        self._patches.replace(Join, "__exit__", functools.partial(observed, after=left))
         if self._group_hooks is None:
             functions.install(session, self._others, self._patches)
         self._others.install(self._patches)
@@ -79,8 +87,22 @@ class Taps:
 
     def pause(self, paused: bool) -> None:
         """The present step is, or is no longer, one that is not recorded."""
+        self._paused = paused
+        self._count()
+
+    def _count(self) -> None:
+        """Count what is not recorded, unless all ranks leave the same out: those that join issue other collectives."""
+        uncounted = self._paused and not self._joins
+        self._reducers.pause(uncounted)
         if self._group_hooks is not None:
-            self._group_hooks.pause(paused)
+            self._group_hooks.pause(self._paused, uncounted=uncounted)
+
+    def _enter_join(self, _join: object) -> None:
+        self._joins += 1
+        self._count()
+
+    def _leave_join(self, _join: object) -> None:
+        self._joins -= 1
 
     def leave(self, group: ProcessGroup) -> None:
         """Stop to listen to a process group."""
@@ -89,6 +111,7 @@ class Taps:
 
     def forget(self) -> None:
         """The recording ends: forget modules and groups of it."""
+        self._paused = False
         forgets = [self._reducers.take_all, self._modules.forget, self._others.forget, self._reductions.forget]
         if self._group_hooks is not None:
             forgets.append(self._group_hooks.detach_all)

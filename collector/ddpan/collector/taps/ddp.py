@@ -50,6 +50,11 @@ class Modules:
     def __len__(self) -> int:
         return len(self._states)
 
+    @property
+    def groups(self) -> set[int]:
+        """Numbers of the process groups on which gradients are reduced."""
+        return {state.group for state in self._states.values()}
+
     def forget(self) -> None:
         """Forget all modules: their numbers belong to a recording."""
         self._states.clear()
@@ -220,22 +225,24 @@ def install(session: Session, modules: Modules, patches: Patches) -> None:
 def _following(session: Session, modules: Modules, original: Callable[..., Any]) -> Callable[..., Any]:
     """A joined rank follows the others' steps: count them, so that its steps still have the numbers of the others'."""
 
-    def followed(ddp: DistributedDataParallel) -> None:
+    def follow(ddp: DistributedDataParallel) -> None:
         recording, state = session.recording, modules.get(ddp)
-        if recording is None or state is None or not ddp.require_forward_param_sync:
+        if recording is None or state is None:
             return
         info = recording.modules[state.number]
         if info["joined_after_step"] is None:
             info["joined_after_step"] = state.step
             recording.metadata_changed()
-        state.step += 1
+        # So says DDP where the iteration before reduced gradients, which ended a step.
+        if ddp.require_forward_param_sync:
+            recording.steps.follow(state)
 
-    count = session.guard(followed)
+    count = session.guard(follow)
 
     @functools.wraps(original)
     def main_hook(self: Any) -> None:
-        original(self)
         count(self.ddp)
+        original(self)
 
     return main_hook
 

@@ -55,6 +55,44 @@ def _hook_ops() -> dict[str, Any]:
     return dict(vars(_distributed_c10d)["HookOpName"].__members__)
 
 
+class Listener:
+    """The hooks on one process group.
+
+    Args:
+        group: the process group.
+        before: called with each call of a collective before it is issued.
+        after: called with it when it has been issued.
+    """
+
+    def __init__(self, group: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+        self._hooks = [
+            _Hook(group.register_pre_hook, group.unregister_pre_hook, before),
+            _Hook(group.register_post_hook, group.unregister_post_hook, after),
+        ]
+
+    def listen(self, *, before: bool, after: bool) -> None:
+        """Have these hooks in place, and no other."""
+        for hook, wanted in zip(self._hooks, (before, after), strict=True):
+            hook.put(wanted)
+
+
+class _Hook:
+    """One hook that can be taken out and put back."""
+
+    def __init__(self, register: Callable[..., None], unregister: Callable[..., None], hook: Callable[..., None]):
+        self._register = register
+        self._unregister = unregister
+        self._hook = hook
+        self._is_in = False
+
+    def put(self, wanted: bool) -> None:
+        if wanted and not self._is_in:
+            self._register(HOOK_ID, self._hook)
+        elif self._is_in and not wanted:
+            self._unregister(HOOK_ID)
+        self._is_in = wanted
+
+
 class GroupHooks:
     """Hooks on every process group of the recording."""
 
@@ -68,36 +106,35 @@ class GroupHooks:
         }
         self._all_reduce = _hook_ops()["ALLREDUCE"]
         self._buckets = Buckets(modules)
-        self._attached: dict[Any, Pending] = {}
+        self._listeners: dict[Any, Listener] = {}
         self._paused = False
 
     def attach(self, group: Any) -> None:
         """Listen to a group."""
-        pending = self._attached[group] = {}
-        group.register_pre_hook(HOOK_ID, self._before(group, pending))
-        if not self._paused:
-            group.register_post_hook(HOOK_ID, self._after(pending))
+        pending: Pending = {}
+        listener = self._listeners[group] = Listener(group, self._before(group, pending), self._after(pending))
+        listener.listen(before=True, after=not self._paused)
 
     def detach(self, group: Any) -> None:
         """Stop to listen to a group."""
-        if self._attached.pop(group, None) is not None:
-            group.unregister_pre_hook(HOOK_ID)
-            if not self._paused:
-                group.unregister_post_hook(HOOK_ID)
+        listener = self._listeners.pop(group, None)
+        if listener is not None:
+            listener.listen(before=False, after=False)
 
-    def pause(self, paused: bool) -> None:
-        """While nothing is recorded, collectives are only counted, before they are issued."""
+    def pause(self, paused: bool, *, uncounted: bool) -> None:
+        """While steps are left out, count collectives only, and with ``uncounted`` not those on DDP's groups.
+
+        On other groups, some of whose ranks may have no steps, they are counted in any case.
+        """
         self._paused = paused
-        for group, pending in self._attached.items():
-            pending.clear()
-            if paused:
-                group.unregister_post_hook(HOOK_ID)
-            else:
-                group.register_post_hook(HOOK_ID, self._after(pending))
+        reducing = self._modules.groups if uncounted else ()
+        for group, listener in self._listeners.items():
+            counted = self._session.group_number(group) not in reducing
+            listener.listen(before=counted, after=not paused)
 
     def detach_all(self) -> None:
         """Stop to listen."""
-        for group in list(self._attached):
+        for group in list(self._listeners):
             self.detach(group)
         self._paused = False
 

@@ -63,7 +63,7 @@ class ReducerGroup(ProcessGroup):
         self.group: ProcessGroup = ddp.process_group
         self.tap: ReducerGroups | None = None
         self.in_order = False
-        super().__init__(self.group.rank(), self.group.size())
+        super().__init__(self.group.rank(), self.group.size())  # type: ignore[call-arg]
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:  # type: ignore[override]
         """What the reducer calls for each bucket, and for the map of used parameters."""
@@ -103,6 +103,7 @@ class ReducerGroups:
         self._modules = modules
         self._others = others
         self._own = own
+        self._paused = False
 
     def install(self, patches: Patches) -> None:
         """Give every reducer a group of ours when its module's next forward begins, if they record.
@@ -130,7 +131,8 @@ class ReducerGroups:
         elif mine.tap is not None:
             return
         mine.tap = self
-        ddp.reducer._update_process_group(mine)
+        if not self._paused:
+            ddp.reducer._update_process_group(mine)
 
     def put_for_hook(self, ddp: DistributedDataParallel) -> None:
         """The same, for the hook in C++ that is about to be registered: it may send something else than the buckets."""
@@ -139,8 +141,17 @@ class ReducerGroups:
         if mine is not None:
             mine.in_order = True
 
+    def pause(self, paused: bool) -> None:
+        """While paused, have reducers call the groups of their modules, unseen."""
+        self._paused = paused
+        for mine in _given.values():
+            ddp = mine.ddp()
+            if mine.tap is self and ddp is not None:
+                ddp.reducer._update_process_group(mine.group if paused else mine)
+
     def take_all(self) -> None:
         """Have every reducer call the group of its module again."""
+        self._paused = False
         for mine in list(_given.values()):
             if mine.tap is self:
                 mine.tap = None
