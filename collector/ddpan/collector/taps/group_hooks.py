@@ -149,7 +149,8 @@ class GroupHooks:
                 return
             try:
                 # Each attribute of the call costs a conversion, so buckets, which are many, are asked for one only.
-                bucket = known(call.input_tensors) if armed and not recording.steps.paused else None
+                due = (armed or modules.in_hook is not None) and not recording.steps.paused
+                bucket = known(call.input_tensors) if due else None
                 if bucket is None:
                     pending[get_ident()] = record(call, group, recording, launch_ns)
                 else:

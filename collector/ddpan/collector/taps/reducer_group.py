@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..recording import Recording
     from ..segments import Slot
     from ..session import Session
+    from ..steps import ModuleState
     from .ddp import Modules
     from .others import Others
 
@@ -70,8 +71,11 @@ class ReducerGroup(ProcessGroup):
         tap = self.tap
         slot, is_bucket = (None, False) if tap is None else tap.launch(self, tensors)
         work = _all_reduce(self.group, tensors, options)
-        if slot is not None and tap is not None:
-            tap.issued(slot, work, is_bucket=is_bucket)
+        if tap is not None:
+            if slot is not None:
+                tap.issued(slot, work, is_bucket=is_bucket)
+            if self.in_order:
+                tap.follow(self)
         return work
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:  # type: ignore[override]
@@ -170,9 +174,6 @@ class ReducerGroups:
             found = None if recording.steps.paused else self._find(mine, tensors)
             if found is None:
                 return self._launch_other(recording, mine, ALL_REDUCE, tensors, launch_ns), False
-            if mine.in_order and not found[0].knows_sizes:
-                # Which bucket is the last cannot be told by what is sent.
-                self._modules.follow_backward(found[0])
             if self._own:
                 return self._modules.launch(*found, launch_ns), True
             self._modules.in_hook = found[0]
@@ -208,15 +209,29 @@ class ReducerGroups:
         except Exception as error:
             self._session.failed(error)
 
-    def _find(self, mine: ReducerGroup, tensors: list[torch.Tensor]) -> tuple[Any, int, int] | None:
-        """The bucket that an all-reduce of the reducer is.
+    def follow(self, mine: ReducerGroup) -> None:
+        """Have the end of the backward told, where what is sent does not tell which bucket is the last."""
+        try:
+            state = self._state(mine)
+            if state is not None and not state.knows_sizes:
+                self._modules.follow_backward(state)
+        except Exception as error:
+            self._session.failed(error)
+
+    def _state(self, mine: ReducerGroup) -> ModuleState | None:
+        """The module's state while its buckets are due.
 
         A rank that joined launches all-reduces of zeros, which belong to no step of its own.
         """
         ddp = mine.ddp()
         state = None if ddp is None else self._modules.get(ddp)
+        return state if state is not None and state.armed else None
+
+    def _find(self, mine: ReducerGroup, tensors: list[torch.Tensor]) -> tuple[ModuleState, int, int] | None:
+        """The bucket that an all-reduce of the reducer is."""
+        state = self._state(mine)
         [tensor] = tensors
-        if state is None or not state.armed or tensor.dtype is USED_MAP:
+        if state is None or tensor.dtype is USED_MAP:
             return None
         return (state, state.next_bucket, payload_bytes(tensors)) if mine.in_order else find_in(state, tensor)
 
