@@ -5,6 +5,8 @@ The parity with DeepSpeed's own comms logger is tested in the same run.
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import pairwise
@@ -15,6 +17,8 @@ import polars as pl
 import pytest
 
 from ddpan.analysis import Run, load, overlap, stragglers
+
+from .conftest import SCRIPTS, environment, run_process
 
 if TYPE_CHECKING:
     from tests.end_to_end.conftest import Outcome, RankLog, RunLog
@@ -180,3 +184,26 @@ def test_what_blocks_the_backward_is_exposed(slow: Run) -> None:
     for row in overall:
         assert row["comm_ns"] > 0
         assert row["ratio"] < 0.1
+
+
+def test_deepspeed_launcher_records_too(
+    read_runs: Callable[[Path], list[RunLog]], tmp_path: Path, recorded: Recorded
+) -> None:
+    """Started by ``deepspeed`` in place of torchrun, a training leaves the same rows and weights."""
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    out.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--no_local_rank"]
+    command = [*launcher, "--master_port", str(port), str(SCRIPTS / "zero.py"), str(out), "all", str(STEPS)]
+    env = environment(logs, {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"})
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    outcome = run_process(command, env=env, out=out, cwd=tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    [run] = read_runs(logs)
+    assert sorted(run.ranks) == [0, 1]
+    for rank, log in run.ranks.items():
+        assert outcome.facts(rank)["hashes"] == recorded.plain.facts(rank)["hashes"]
+        shape = ("step", "module", "bucket", "layout", "op", "group", "seq", "bytes")
+        assert log.collectives.select(shape).equals(recorded.run.ranks[rank].collectives.select(shape))
